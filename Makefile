@@ -1,0 +1,69 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+#
+# TORCH     the torch requirement, installed first and by exact version, so that pip looks for no other
+# PIP_ARGS  extra arguments for every pip call, for instance an index with CPU builds of torch
+# PYTHON    a Python >= 3.11
+TORCH ?= torch==2.13.0
+PIP_ARGS ?=
+PYTHON ?= python3
+
+VENV := .venv
+BIN := $(VENV)/bin
+OUT := demo-output
+
+.PHONY: demo test setup lint format bench wheel clean
+
+demo: $(VENV)/.demo
+	@image=$$($(BIN)/python -c "from pydicom.data import get_testdata_file as f; print(f('RG1_J2KI.dcm', download=False))") && \
+	$(BIN)/xflow segment "$$image" -i "Segment the opacity" -o $(OUT)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+setup: $(VENV)/.test
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/engine.py
+
+# Builds the wheel, installs it in an empty environment of its own and answers a question there.
+wheel: $(VENV)/.demo
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/pip wheel $(PIP_ARGS) --no-deps -w build/wheel .
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/pip install $(PIP_ARGS) -q build/wheel/*.whl
+	cd build/wheel && venv/bin/python -c "import sys, xflow_core.domain.trace, xflow_core.export.files; assert 'torch' not in sys.modules"
+	build/wheel/venv/bin/pip install $(PIP_ARGS) -q "$(TORCH)"
+	build/wheel/venv/bin/pip install $(PIP_ARGS) -q "$$(ls build/wheel/*.whl)[engine,demo]"
+	cd build/wheel && venv/bin/xflow doctor && \
+	venv/bin/xflow segment "$$(venv/bin/python -c "from pydicom.data import get_testdata_file as f; print(f('RG1_J2KI.dcm', download=False))")" \
+	  -i "Segment the opacity" -o out && test -s out/RG1_J2KI/opacity/mask.png
+
+clean:
+	rm -rf $(VENV) $(OUT) build
+
+$(BIN)/python:
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
+	  { echo "XFlow needs Python 3.11 or newer; name one with: make PYTHON=python3.12 .." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: | $(BIN)/python
+	$(BIN)/pip install $(PIP_ARGS) -q "$(TORCH)"
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/.torch
+	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo]"
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/.torch
+	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo,test]"
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,110 @@
+"""``xflow doctor``: what runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
+
+import typer
+
+from xflow_core import NOT_FOR_CLINICAL_USE, __version__
+from xflow_core.bundles.manifest import list_bundles
+from xflow_core.domain.errors import BundleError
+
+# Module, distribution, what it is for.
+PARTS = (
+    ("torch", "torch", "the engine"),
+    ("SimpleITK", "SimpleITK", "NIfTI, NRRD and MHA images"),
+    ("gdcm", "python-gdcm", "DICOM in JPEG and JPEG lossless"),
+    ("openjpeg", "pylibjpeg-openjpeg", "DICOM in JPEG 2000 and HTJ2K"),
+    ("jpeg_ls", "pyjpegls", "DICOM in JPEG-LS"),
+    ("highdicom", "highdicom", "DICOM SEG, SR and PR"),
+    ("transformers", "transformers", "the foundation bundle"),
+    ("peft", "peft", "the foundation bundle's adapters"),
+    ("trl", "trl", "training the policies"),
+    ("ray", "ray", "batches over many machines"),
+)
+
+
+def run_doctor(as_json: bool) -> int:
+    report = _report()
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        for line in _words(report):
+            typer.echo(line)
+    return 0 if report["ready"] else 4
+
+
+def _report() -> dict[str, Any]:
+    bundles: list[dict[str, Any]] = []
+    try:
+        for bundle in list_bundles():
+            state = {"name": bundle.name, "version": bundle.version, "backend": bundle.backend, "problem": None}
+            try:
+                bundle.verify()
+            except BundleError as problem:
+                state["problem"] = str(problem)
+            bundles.append(state)
+    except BundleError as problem:
+        bundles.append({"name": "?", "version": "?", "backend": "?", "problem": str(problem)})
+    parts = []
+    for module, distribution, purpose in PARTS:
+        present = find_spec(module) is not None
+        try:
+            version = metadata.version(distribution) if present else None
+        except metadata.PackageNotFoundError:
+            version = "?"
+        parts.append({"part": distribution, "version": version, "for": purpose})
+    devices = _devices()
+    usable = any(bundle["problem"] is None for bundle in bundles)
+    return {
+        "xflow": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "devices": devices,
+        "bundles": bundles,
+        "parts": parts,
+        "ready": bool(devices) and usable,
+        "notice": NOT_FOR_CLINICAL_USE,
+    }
+
+
+def _devices() -> list[str]:
+    if find_spec("torch") is None:
+        return []
+    import torch
+
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            found.append(f"cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    return found
+
+
+def _memory_gib() -> float | None:
+    if sys.platform == "win32":
+        return None
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+
+
+def _words(report: dict[str, Any]) -> list[str]:
+    lines = [
+        f"xflow {report['xflow']} on Python {report['python']}, {report['system']}, {report['notice']}",
+        f"cores: {report['cores']}; memory: {report['memory_gib']} GiB",
+        f"devices: {'; '.join(report['devices']) or 'none (torch is not installed: pip install xflow-core[engine])'}",
+    ]
+    for bundle in report["bundles"]:
+        lines.append(f"bundle {bundle['name']} {bundle['version']} ({bundle['backend']}): {bundle['problem'] or 'sound'}")
+    for part in report["parts"]:
+        lines.append(f"{part['part']} {part['version'] or 'not installed'}: {part['for']}")
+    lines.append("ready." if report["ready"] else "not ready: see above.")
+    return lines
