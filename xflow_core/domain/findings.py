@@ -73,4 +73,5 @@ def region_band(region: str, lung: Box) -> Box:
     if lung_of(region) is None:
         raise ValueRefused(f"{region!r} has no band in a lung.")
     top, bottom = _BANDS[region.split(" ", 1)[1]]
-    return Box(lung.x1, lung.y1 + top * lung.height, lung.x2, lung.y1 + bottom * lung.height)
+    y2 = lung.y2 if bottom == 1.0 else lung.y1 + bottom * lung.height  # y1 + (y2 - y1) is not always y2
+    return Box(lung.x1, lung.y1 + top * lung.height, lung.x2, y2)

@@ -16,9 +16,12 @@ from .errors import ValueRefused
 
 
 def _unit(name: str, value: float) -> float:
-    number = float(value)
-    if not math.isfinite(number) or not 0.0 <= number <= 1.0:
-        raise ValueRefused(f"{name} is {value}; coordinates are normalised and lie between 0 and 1.")
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0.0 <= number <= 1.0:  # not true of NaN, either
+        raise ValueRefused(f"{name} is {value!r}; coordinates are normalised and lie between 0 and 1.")
     return number
 
 
@@ -106,10 +109,10 @@ class Box:
         """Whole-pixel edges ``(x1, y1, x2, y2)``, half open, that cover the box; never empty."""
         height, width = size
         # 1e-6 of a pixel forgives the rounding of c / W * W, so that pixels -> box -> pixels is exact.
-        x1 = min(int(math.floor(self.x1 * width + 1e-6)), width - 1)
-        y1 = min(int(math.floor(self.y1 * height + 1e-6)), height - 1)
-        x2 = max(int(math.ceil(self.x2 * width - 1e-6)), x1 + 1)
-        y2 = max(int(math.ceil(self.y2 * height - 1e-6)), y1 + 1)
+        x1 = min(math.floor(self.x1 * width + 1e-6), width - 1)
+        y1 = min(math.floor(self.y1 * height + 1e-6), height - 1)
+        x2 = max(math.ceil(self.x2 * width - 1e-6), x1 + 1)
+        y2 = max(math.ceil(self.y2 * height - 1e-6), y1 + 1)
         return x1, y1, x2, y2
 
     def mask(self, size: tuple[int, int]) -> np.ndarray:
@@ -132,14 +135,13 @@ class Box:
         common = self.intersect(other)
         if common is None:
             return 0.0
-        return common.area / (self.area + other.area - common.area)
+        union = self.area + other.area - common.area
+        return common.area / union if union else float(self == other)  # areas too small for a float
 
     def grown(self, share: float) -> Box:
         """Each side moved outwards by ``share`` of the box's own side, kept inside the image."""
         dx, dy = self.width * share, self.height * share
-        return Box(
-            max(self.x1 - dx, 0.0), max(self.y1 - dy, 0.0), min(self.x2 + dx, 1.0), min(self.y2 + dy, 1.0)
-        )
+        return Box(max(self.x1 - dx, 0.0), max(self.y1 - dy, 0.0), min(self.x2 + dx, 1.0), min(self.y2 + dy, 1.0))
 
     def to_json(self) -> list[float]:
         return [self.x1, self.y1, self.x2, self.y2]

@@ -1,8 +1,8 @@
 """What is asked of a radiograph, and how a sentence is understood.
 
-:func:`parse_instruction` reads a sentence in four steps: words (spelling put right where only one reading is left),
-terms (the longest entries of :mod:`.lexicon`), mentions (each finding with the places and the denial that belong to
-it), and regions. Whatever is assumed on the way becomes a note; what cannot be understood is an
+:func:`parse_instruction` reads a sentence in four steps: words (spelling put right where only one reading is left) and
+terms (the longest entries of :mod:`.lexicon`) in :mod:`.sentence`; here, mentions (each finding with the places and the
+denial that belong to it) and regions. Whatever is assumed on the way becomes a note; what cannot be understood is an
 :class:`~.errors.InstructionError`, never a guess.
 
 Decisions that the paper and the contract leave open:
@@ -15,25 +15,23 @@ Decisions that the paper and the contract leave open:
 - A place after several findings belongs to all of them ("effusion and atelectasis at both bases"); a place in front
   of one belongs to those that follow it, too, if it is the only place of the clause.
 - A denial reaches to the end of its clause ("no effusion or edema"), to "but", or to a verb that asserts again.
+- A place that is denied ("left, not right") is left out; a finding denied in one place and asked for in another is one
+  question about both, not denied.
 - "Left" and "right" are the patient's; the left of the image, or of the viewer, is the patient's right.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
-import unicodedata
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TypeAlias
 
 from . import lexicon
-from .errors import InstructionError, ValueRefused
-from .findings import CHEST, FINDINGS, HEART, LEVELS, LUNGS, REGIONS, check_finding, level_of, lung_of
+from .errors import ValueRefused
+from .findings import CHEST, HEART, LEVELS, LUNGS, REGIONS, check_finding, level_of, lung_of
 from .lexicon import PlaceWord
-
-LONGEST = 2000  # characters; a longer text is a report or a mistake, not an instruction
+from .sentence import FINDING_KINDS, Term, not_understood, read
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,8 @@ class Instruction:
 
     def __post_init__(self) -> None:
         check_finding(self.finding)
-        if isinstance(self.regions, str) or isinstance(self.notes, str):
-            raise ValueRefused("An instruction's regions and notes are tuples of strings, not one string.")
+        if not isinstance(self.text, str) or isinstance(self.regions, str) or isinstance(self.notes, str):
+            raise ValueRefused("An instruction's text is a string, its regions and notes are tuples of strings.")
         object.__setattr__(self, "regions", tuple(self.regions))
         object.__setattr__(self, "notes", tuple(self.notes))
         if not self.regions:
@@ -69,7 +67,8 @@ class Instruction:
         if self.level == "chest" and len(self.regions) > 1:
             raise ValueRefused(f"At chest level an instruction has one region; got {', '.join(self.regions)}.")
         if (self.finding == "cardiomegaly") != (self.regions == (HEART,)):
-            raise ValueRefused(f"Only cardiomegaly is asked of the heart; got {self.finding}, {', '.join(self.regions)}.")
+            asked = f"{self.finding} in {', '.join(self.regions)}"
+            raise ValueRefused(f"Cardiomegaly, and nothing else, is asked of the heart; got {asked}.")
 
 
 def parse_instruction(text: str) -> tuple[Instruction, ...]:
@@ -79,11 +78,9 @@ def parse_instruction(text: str) -> tuple[Instruction, ...]:
         InstructionError: the sentence names no finding of the seven, another finding, a place that is no region, or
             something that has more than one meaning. The message says which, and lists the seven.
     """
-    words = _words(text)
-    terms = _cardiomegaly(_terms(words))
+    terms = read(text)
     _refuse(terms)
-    mentions = _mentions(_patient_sides(terms))
-    return _instructions(text, mentions, _unused(terms))
+    return _instructions(text, _mentions(terms), _unused(terms))
 
 
 def describe(instruction: Instruction) -> str:
@@ -101,315 +98,72 @@ def describe(instruction: Instruction) -> str:
     return f"{instruction.finding}, {where}{denied}"
 
 
-def _error(problem: str) -> InstructionError:
-    return InstructionError(f"{problem} XFlow answers seven findings: {', '.join(FINDINGS)}.")
+# What is not answered ------------------------------------------------------------------------------------------
 
 
-# Words -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Word:
-    typed: str
-    word: str  # lower case, without apostrophes, spelling put right
-    note: str = ""
-
-
-_ABBREVIATIONS = {
-    "r/o": "rule out",
-    "w/o": "without",
-    "w/": "with",
-    "b/l": "bilateral",
-    "c/w": "consistent with",
-    "c/f": "concerning for",
-    "s/p": "s p",
-    "h/o": "h o",
-    "c/o": "c o",
-    "y/o": "y o",
-    "&": "and",
-    "+": "and",
-    "/": "or",
-    "|": "or",
-}
-_DOTTED = {"r", "l", "rt", "lt", "rgt", "lft", "bilat", "pulm", "pl", "dr", "pt", "vs", "e", "g", "i", "st", "mr", "ms"}
-_SPLIT = re.compile(
-    r"\b(?:r|w|b|c|s|h|y)\s?/\s?(?:o|l|w|f|p)\b|\bw/|[^\W_]+(?:['’`][^\W_]+)*|[,;.?!:&+/|]|\n\s*\n", re.IGNORECASE
-)
-_BREAKS = {".", ";", "?", "!"}
-
-
-def _words(text: str) -> list[_Word]:
-    if not isinstance(text, str):
-        raise _error(f"An instruction is a sentence, not {type(text).__name__}.")
-    if len(text) > LONGEST:
-        raise _error(f"This instruction has {len(text)} characters; at most {LONGEST} are read. Ask in one sentence.")
-    plain = re.sub(r"(?<=\w)\((?:s|es)\)", "s", unicodedata.normalize("NFKC", text))
-    found = [match.group() for match in _SPLIT.finditer(plain)]
-    if not any(char.isalpha() for char in plain):
-        raise _error("The instruction has no words.")
-    words: list[_Word] = []
-    unread = 0
-    for index, typed in enumerate(found):
-        lower = typed.casefold()
-        short = lower.replace(" ", "")
-        if short in _ABBREVIATIONS:
-            words += [_Word(typed, part) for part in _ABBREVIATIONS[short].split()]
-            continue
-        if typed == "." and index and found[index - 1].casefold() in _DOTTED:
-            continue
-        if not typed.strip():
-            words.append(_Word(typed, "."))
-            continue
-        word = _folded(lower)
-        if _known(word) or not word.isalpha():
-            words.append(_Word(typed, word))
-            continue
-        if not word.isascii():
-            raise _error(f'"{typed[:40]}" was not understood; instructions are read in English.')
-        unread += 1
-        if unread > 30:
-            raise _error("Most words of this text were not understood; ask in one plain sentence.")
-        meant = _spelling(word)
-        note = f'"{typed}" is read as "{meant}".' if meant != word else ""
-        words.append(_Word(typed, meant, note))
-    return words
-
-
-def _folded(word: str) -> str:
-    """Without apostrophes and with plain letters: patient's, œdema."""
-    word = word.replace("œ", "oe").replace("æ", "ae")
-    letters = (char for char in unicodedata.normalize("NFKD", word) if not unicodedata.combining(char))
-    return "".join(char for char in letters if char not in "'’`")
-
-
-def _known(word: str) -> bool:
-    return word in _VOCABULARY or (word.endswith("s") and word[:-1] in _VOCABULARY)
-
-
-@lru_cache(maxsize=4096)
-def _spelling(word: str) -> str:
-    """The known word that a misspelt one stands for, or the word itself when it resembles none.
-
-    Raises:
-        InstructionError: it resembles two findings, or one not closely enough to take it for that one.
-    """
-    if len(word) < 4:
-        return word
-    near = difflib.get_close_matches(word, _CORRECTABLE, n=8, cutoff=0.7)
-    likeness = {other: difflib.SequenceMatcher(None, word, other).ratio() for other in near}
-    slips = [other for other in near if _is_slip(word, other, likeness[other])]
-    if slips:
-        best = max(likeness[other] for other in slips)
-        rivals = [other for other in slips if likeness[other] > best - 0.05]
-        meanings = sorted({_MEANINGS[other] for other in rivals if other in _MEANINGS})
-        if len(meanings) > 1:
-            raise _error(f'"{word}" may be {" or ".join(meanings)}; spell it out.')
-        return max(rivals, key=lambda other: (other in _MEANINGS, likeness[other]))
-    doubtful = sorted({_MEANINGS[other] for other in near if other in _PLAIN_NAMES and likeness[other] >= 0.75})
-    if doubtful and len(word) > 4:
-        raise _error(f'"{word}" was not understood; did you mean {" or ".join(doubtful)}?')
-    return word
-
-
-def _is_slip(word: str, other: str, ratio: float) -> bool:
-    """Close enough to be a slip of the keyboard: most letters in order, or all of them in another order.
-
-    The names of the findings are looked for most; any other word must begin alike, and the rarer ones be closer still.
-    """
-    if other in _PLAIN_NAMES:
-        return ratio >= 0.84 or (sorted(word) == sorted(other) and ratio >= 0.75)
-    if word[0] != other[0]:
-        return False
-    if other in _MEANINGS and _ENTRIES[other].kind != "place":
-        return ratio >= 0.88 and len(word) > 5
-    return ratio >= 0.84 or (sorted(word) == sorted(other) and ratio >= 0.75)
-
-
-# Terms -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Term:
-    """One entry of the lexicon as it stands in the sentence; ``kind`` names the table."""
-
-    kind: str
-    entry: str
-    typed: str
-    finding: str = ""
-    place: PlaceWord = PlaceWord()
-    notes: tuple[str, ...] = ()
-
-
-def _entries() -> dict[str, _Term]:
-    """Every entry of the lexicon; where it stands in several tables, the first of them counts."""
-    entries: dict[str, _Term] = {}
-
-    def add(kind: str, words: Iterable[str], finding: str = "") -> None:
-        for entry in words:
-            entries.setdefault(entry, _Term(kind, entry, entry, finding))
-
-    add("ambiguous", lexicon.AMBIGUOUS)
-    add("normal", lexicon.NORMAL)
-    add("no denial", lexicon.NO_DENIAL)
-    add("denies last", lexicon.DENIES_LAST)
-    add("denies next", lexicon.DENIES_NEXT)
-    add("denies either", lexicon.DENIES_EITHER)
-    add("except", lexicon.EXCEPT)
-    add("other side", lexicon.OTHER_SIDE)
-    for finding in FINDINGS:
-        add("name", lexicon.NAMES[finding], finding)
-        add("synonym", (entry for entry, meant in lexicon.KINDS.items() if meant == finding), finding)
-        add("synonym", lexicon.SYNONYMS[finding], finding)
-        add("sign", lexicon.SIGNS.get(finding, ()), finding)
-    add("heart size", lexicon.HEART_SIZE)
-    for entry, place in lexicon.PLACES.items():
-        entries.setdefault(entry, _Term("place", entry, entry, place=place))
-    add("other", lexicon.OTHERS)
-    add("heart", lexicon.HEART)
-    add("no place", lexicon.NO_PLACES)
-    add("viewpoint", lexicon.VIEWPOINT)
-    add("break", (*lexicon.TURNS, *_BREAKS))
-    add("join", (*lexicon.JOINS, ","))
-    add("preposition", lexicon.PREPOSITIONS)
-    add("pleural", lexicon.PLEURAL)
-    add("large", lexicon.LARGE)
-    add("unused", lexicon.UNUSED)
-    add("filler", (*lexicon.FILLERS, *lexicon.ASSERTS, *lexicon.IMAGE, *lexicon.VIEWER, *lexicon.PATIENT, ":"))
-    return entries
-
-
-_ENTRIES = _entries()
-_LONGEST_ENTRY = max(len(entry.split()) for entry in _ENTRIES)
-_VOCABULARY = {word for entry in _ENTRIES for word in entry.split()} | set(lexicon.FALSE_FRIENDS)
-# What a misspelt word may be: any word of an entry. What a word means by itself, and which are a finding's own names.
-_CORRECTABLE = sorted({word for entry in _ENTRIES for word in entry.split() if word.isalpha() and len(word) > 3})
-_MEANINGS = {
-    entry: term.finding or entry
-    for entry, term in _ENTRIES.items()
-    if term.kind in ("name", "synonym", "sign", "other", "place") and " " not in entry
-}
-_PLAIN_NAMES = {entry for entry, term in _ENTRIES.items() if term.kind == "name" and " " not in entry} | {"oedema"}
-_FINDING_KINDS = ("name", "synonym", "sign")
-
-
-def _terms(words: Sequence[_Word]) -> list[_Term]:
-    """The sentence as lexicon entries, the longest first; a word in none is of the kind ``unknown``."""
-    terms: list[_Term] = []
-    start = 0
-    while start < len(words):
-        for length in range(min(_LONGEST_ENTRY, len(words) - start), 0, -1):
-            span = words[start : start + length]
-            entry = " ".join(word.word for word in span)
-            found = _ENTRIES.get(entry) or (_ENTRIES.get(entry[:-1]) if entry.endswith("s") else None)
-            if found is not None:
-                break
-        else:
-            length, span = 1, words[start : start + 1]
-            found = _Term("unknown" if span[0].word.isalpha() else "number", span[0].word, span[0].typed)
-        typed = " ".join(word.typed for word in span)
-        notes = tuple(word.note for word in span if word.note)
-        if found.kind in ("synonym", "sign"):
-            reading = "a sign of" if found.kind == "sign" else "read as"
-            corrected = " ".join(word.word if word.note else word.typed for word in span)
-            notes += (f'"{corrected}" is {reading} {found.finding}.',)
-        terms.append(replace(found, typed=typed, notes=notes))
-        start += length
-    return terms
-
-
-def _cardiomegaly(terms: list[_Term]) -> list[_Term]:
-    """The heart beside a word for its size, made into the finding; "normal" beside it denies it."""
-    result: list[_Term] = []
-    start = 0
-    while start < len(terms):
-        end = start
-        group: list[_Term] = []
-        for index in range(start, len(terms)):
-            term = terms[index]
-            if term.kind in ("heart", "heart size", "large", "normal"):
-                group, end = [*group, term], index + 1
-            elif not group or not _binds(term):
-                break
-        kinds = {term.kind for term in group}
-        if "heart size" in kinds or ("heart" in kinds and kinds & {"large", "normal"}):
-            typed = " ".join(term.typed for term in terms[start:end])
-            notes = (*(note for term in group for note in term.notes), f'"{typed}" is read as cardiomegaly.')
-            if "normal" in kinds:
-                result.append(_Term("denies next", "normal", ""))
-            result.append(_Term("synonym", "enlarged heart", typed, "cardiomegaly", notes=notes))
-            start = end
-            if "normal" in kinds:
-                result.append(_Term("break", ".", ""))
-        else:
-            result.append(terms[start])
-            start += 1
-    return result
-
-
-def _binds(term: _Term) -> bool:
-    """Whether a word may stand between the heart and its size: "is", "of the", "mildly"."""
-    if term.kind == "filler":
-        return term.entry != ":" and term.entry not in lexicon.IMAGE
-    return term.kind == "unused" or (term.kind == "preposition" and term.entry in ("of", "in"))
-
-
-def _refuse(terms: Sequence[_Term]) -> None:
+def _refuse(terms: Sequence[Term]) -> None:
     """Raise for what XFlow does not answer, or cannot read in one way."""
-    findings = {term.finding for term in terms if term.kind in _FINDING_KINDS}
+    findings = {term.finding for term in terms if term.kind in FINDING_KINDS}
     angles = any("costophrenic angle" in term.place.assumed for term in terms)
     others = [term.typed for term in terms if term.kind == "other"]
     if others:
-        raise _error(f'"{others[0]}" is not a finding that XFlow answers.')
+        raise not_understood(f'"{others[0]}" is not a finding that XFlow answers.')
     for term in terms:
         if term.kind == "ambiguous":
-            raise _error(f'"{term.typed.strip(" ,?")}" may mean {lexicon.AMBIGUOUS[term.entry]}; name what is meant.')
+            raise not_understood(
+                f'"{term.typed.strip(" ,?")}" may mean {lexicon.AMBIGUOUS[term.entry]}; name what is meant.'
+            )
         if term.kind == "no place":
-            raise _error(f'"{term.typed}" is no place that XFlow can look in: chest, lungs and their zones are.')
+            raise not_understood(
+                f'"{term.typed}" is no place that XFlow can look in: chest, lungs and their zones are.'
+            )
         if term.kind == "other side":
-            raise _error(f'"{term.typed}" is not followed from one place to another; say left or right.')
+            raise not_understood(f'"{term.typed}" is not followed from one place to another; say left or right.')
         if term.kind == "except":
-            raise _error(f'"{term.typed}" says what to leave out; say what to look for, and where.')
-        if term.kind == "heart" and findings - {"cardiomegaly"} or term.kind == "heart" and not findings:
-            raise _error("The heart is asked about for cardiomegaly alone; name the finding, or a place in the lungs.")
-        if term.kind == "sign" and term.entry in _ANGLE_SIGNS and not angles:
-            raise _error(f'"{term.typed}" is understood of a costophrenic angle alone.')
+            raise not_understood(f'"{term.typed}" says what to leave out; say what to look for, and where.')
+        if term.kind == "heart" and findings != {"cardiomegaly"}:
+            raise not_understood(
+                "The heart is asked about for cardiomegaly alone; name the finding, or a place in the lungs."
+            )
+        if term.kind == "sign" and term.entry in lexicon.ANGLE_SIGNS and not angles:
+            raise not_understood(f'"{term.typed}" is understood of a costophrenic angle alone.')
     if not findings:
-        raise _error("The instruction names no finding that XFlow knows.")
+        raise not_understood("The instruction names no finding that XFlow knows.")
     unknown = [term.typed for term in terms if term.kind == "unknown"]
-    read = [term for term in terms if term.kind not in ("unknown", "break", "join", "number")]
-    if len(unknown) > 1 and len(unknown) > len(read):
-        raise _error(f"Most of the instruction was not understood ({_quoted(unknown[:4])}); ask in one plain sentence.")
+    known = [term for term in terms if term.kind not in ("unknown", "break", "join", "number")]
+    if len(unknown) > 1 and len(unknown) > len(known):
+        raise not_understood(
+            f"Most of the instruction was not understood ({_quoted(unknown[:4])}); ask in one plain sentence."
+        )
     for part in _coordinated(terms):
         strange = [term.typed for term in part if term.kind == "unknown"]
-        if strange and not any(term.kind in (*_FINDING_KINDS, "unused", "number") for term in part):
-            raise _error(f"{_quoted(strange)} was not understood.")
+        if strange and not any(term.kind in (*FINDING_KINDS, "unused", "number") for term in part):
+            raise not_understood(f"{_quoted(strange)} was not understood.")
 
 
-_ANGLE_SIGNS = {"blunting", "blunted", "blunt", "obliterated"}
-
-
-def _coordinated(terms: Sequence[_Term]) -> Iterator[list[_Term]]:
+def _coordinated(terms: Sequence[Term]) -> Iterator[list[Term]]:
     """What stands beside "and", "or" or a comma in a clause that names a finding, after or at its first finding."""
     for clause in _clauses(terms):
-        part: list[_Term] = []
+        part: list[Term] = []
         named = False
-        for term in [*clause, _Term("join", ",", "")]:
+        for term in [*clause, Term("join", ",", "")]:
             if term.kind != "join":
                 part.append(term)
                 continue
-            named = named or any(other.kind in _FINDING_KINDS for other in part)
+            named = named or any(other.kind in FINDING_KINDS for other in part)
             if part and (named or term.entry != ","):
                 yield part
             part = []
 
 
-def _unused(terms: Sequence[_Term]) -> tuple[str, ...]:
+def _unused(terms: Sequence[Term]) -> tuple[str, ...]:
     """The note on what was read and is not used, or was not understood at all."""
-    findings = {term.finding for term in terms if term.kind in _FINDING_KINDS}
+    findings = {term.finding for term in terms if term.kind in FINDING_KINDS}
     unused = [
         term.typed
         for term in terms
-        if term.kind in ("unused", "large", "unknown", "number", "normal") or (term.kind == "pleural" and "effusion" not in findings)
+        if term.kind in ("unused", "large", "unknown", "number", "normal")
+        or (term.kind == "pleural" and "effusion" not in findings)
     ]
     spelled = tuple(note for term in terms if term.kind.startswith(("denies", "no denial")) for note in term.notes)
     return spelled + ((f"Not used: {_quoted(dict.fromkeys(unused))}.",) if unused else ())
@@ -419,58 +173,10 @@ def _quoted(words: Iterable[str]) -> str:
     return ", ".join(f'"{word[:40]}"' for word in words)
 
 
-# Sides -----------------------------------------------------------------------------------------------------------
-
-_SWAPPED = {"left": "right", "right": "left"}
-_SHARES = ("side", "half", "part", "portion", "corner", "edge", "third", "aspect", "area", "region")
-
-
-def _patient_sides(terms: list[_Term]) -> list[_Term]:
-    """With the sides of the image, or of who looks at it, turned into the patient's."""
-    everywhere = any(term.kind == "viewpoint" for term in terms)
-    result = list(terms)
-    for index, term in enumerate(terms):
-        if len(term.place.sides) != 1:
-            continue
-        before = terms[index - 1] if index else None
-        if before is not None and _in(before, lexicon.PATIENT) and before.typed.casefold() not in ("his", "her", "their"):
-            continue
-        possessed = before is not None and _in(before, lexicon.VIEWER)
-        if not (everywhere or possessed or _of_the_image(terms, index)):
-            continue
-        (side,) = term.place.sides
-        place = replace(term.place, sides=(_SWAPPED[side],))
-        note = f"The {side} of the image is taken as the patient's {_SWAPPED[side]}."
-        result[index] = replace(term, place=place, notes=(*term.notes, note))
-    return result
-
-
-def _in(term: _Term, entries: Sequence[str]) -> bool:
-    return term.entry in entries or term.entry.removesuffix("s") in entries
-
-
-def _of_the_image(terms: Sequence[_Term], index: int) -> bool:
-    """Whether a side is followed by "of the image" with no part of the lung in between ("left half of the film")."""
-    of = False
-    for term in terms[index + 1 :]:
-        if term.kind == "filler" and _in(term, lexicon.IMAGE):
-            return of or term.entry in ("screen", "image", "picture", "film")
-        if term.kind == "preposition" and term.entry == "of":
-            of = True
-        elif term.kind == "preposition" and term.entry in ("on", "in"):
-            # "On the left on the screen" is the viewer's; "the left lung in this image" is the patient's.
-            return any(_in(other, ("screen", "monitor", "display")) for other in terms[index + 1 : index + 5])
-        elif not (term.kind == "filler" and term.entry in ("the", "this", "that", "my", "our", "a", *_SHARES)) and not (
-            term.kind == "place" and term.entry in ("upper", "lower", "mid", "middle")
-        ):
-            return False
-    return False
-
-
 # Mentions --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class _Place:
     """A place as named: its sides, zones and the words for it, before what is left out is filled in."""
 
@@ -481,13 +187,14 @@ class _Place:
     usual_side: str = ""
     side_last: bool = False
     joined: str = ""
+    located: bool = False  # named with a preposition: "in the lung", not "lung opacity"
     run: int = 0
-    terms: list[_Term] = field(default_factory=list)
+    terms: list[Term] = field(default_factory=list)
 
     def takes(self, word: PlaceWord) -> bool:
         return not (word.sides and self.sides and word.sides != self.sides)
 
-    def add(self, term: _Term, through: bool) -> None:
+    def add(self, term: Term, through: bool) -> None:
         word = term.place
         if word.sides and not self.sides and self.zones:
             self.side_last = True
@@ -503,12 +210,11 @@ class _Place:
         return " ".join(term.typed for term in self.terms)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Mention:
     """A finding as named once, with its places, the places denied to it, and whether it is denied."""
 
-    term: _Term
-    at: int
+    term: Term
     places: list[_Place] = field(default_factory=list)
     not_in: list[_Place] = field(default_factory=list)
     denied: bool = False
@@ -516,11 +222,12 @@ class _Mention:
     notes: tuple[str, ...] = ()
 
 
-# A clause without its fillers: findings, places, "join", "preposition", "asserts", "has" and the denials.
+# A clause without its fillers: findings, places, "join", "or", "preposition", "asserts", "has", the denials, and "word"
+# for what is not used.
 _Part: TypeAlias = _Mention | _Place | str
 
 
-def _mentions(terms: Sequence[_Term]) -> list[_Mention]:
+def _mentions(terms: Sequence[Term]) -> list[_Mention]:
     """Every finding of the sentence with what belongs to it."""
     clauses = [_parts(clause) for clause in _clauses(terms)]
     found: list[_Mention] = []
@@ -540,7 +247,7 @@ def _mentions(terms: Sequence[_Term]) -> list[_Mention]:
         places = [part for part in parts if isinstance(part, _Place)]
         denied = any(isinstance(part, str) and part.startswith("denies") for part in parts)
         if not places:
-            if denied and found and not {"join", "or"} & set(map(str, parts)):
+            if found and len(parts) == 1 and denied:  # "Effusion? No."
                 found[-1].denied = True
             continue
         if not found:
@@ -552,8 +259,8 @@ def _mentions(terms: Sequence[_Term]) -> list[_Mention]:
     return found
 
 
-def _clauses(terms: Sequence[_Term]) -> Iterator[list[_Term]]:
-    clause: list[_Term] = []
+def _clauses(terms: Sequence[Term]) -> Iterator[list[Term]]:
+    clause: list[Term] = []
     for term in terms:
         if term.kind == "break":
             yield clause
@@ -563,24 +270,24 @@ def _clauses(terms: Sequence[_Term]) -> Iterator[list[_Term]]:
     yield clause
 
 
-def _parts(clause: Sequence[_Term]) -> list[_Part]:
+def _parts(clause: Sequence[Term]) -> list[_Part]:
     parts: list[_Part] = []
     joined, run, through = "", 0, False
-    for term in clause:
-        if term.kind == "place" and not _conjunction(term, clause):
-            last = next((part for part in reversed(parts) if part not in ("preposition", "has")), None)
+    for index, term in enumerate(clause):
+        if term.kind == "place" and (term.entry != "both" or _two_sides(clause, index)):
+            last = next((part for part in reversed(parts) if part not in ("preposition", "has", "word")), None)
             if isinstance(last, _Place) and last.takes(term.place):
                 while parts[-1] is not last:
                     parts.pop()
                 last.add(term, through)
             else:
-                place = _Place(joined=joined, run=run)
+                place = _Place(joined=joined, run=run, located="preposition" in parts[-1:])
                 place.add(term, False)
                 parts.append(place)
             through = False
-        elif term.kind in _FINDING_KINDS:
+        elif term.kind in FINDING_KINDS:
             run += 1
-            parts.append(_Mention(term, len(parts)))
+            parts.append(_Mention(term))
         elif term.kind == "join":
             joined = term.entry
             parts.append("or" if term.entry in ("or", "nor") else "join")
@@ -595,15 +302,17 @@ def _parts(clause: Sequence[_Term]) -> list[_Part]:
                 parts.append("asserts")
         elif term.entry in lexicon.ASSERTS or term.entry == "rule out":
             parts.append("asserts")
+        elif term.kind in ("unused", "unknown", "number", "large"):
+            parts.append("word")
     return parts
 
 
-def _conjunction(term: _Term, clause: Sequence[_Term]) -> bool:
-    """Whether "both" stands in front of something else than a place ("both effusion and edema")."""
-    if term.entry != lexicon.BOTH_NEEDS_PLACE:
-        return False
-    following = [other for other in clause[clause.index(term) + 1 :] if other.kind not in ("filler", "unused", "preposition")]
-    return not following or following[0].kind != "place"
+def _two_sides(clause: Sequence[Term], index: int) -> bool:
+    """Whether the "both" at ``index`` means two sides; in "both effusion and edema" it is a conjunction."""
+    rest = [term for term in clause[index + 1 :] if term.kind not in ("filler", "unused", "preposition", "unknown")]
+    if not rest:
+        return index > 0 and clause[index - 1].kind == "preposition"
+    return rest[0].kind == "place" and not rest[0].place.sides
 
 
 def _place(parts: list[_Part], mentions: list[_Mention]) -> None:
@@ -623,8 +332,10 @@ def _place(parts: list[_Part], mentions: list[_Mention]) -> None:
         places = [part for part in parts[start:end] if isinstance(part, _Place)]
         before = next((part for part in reversed(parts[:start]) if isinstance(part, _Mention)), None)
         after = next((part for part in parts[end:] if isinstance(part, _Mention)), None)
-        direct = after is not None and all(part in ("has", "asserts") for part in parts[end : parts.index(after)])
-        previous = next((part for part in reversed(parts[:start]) if part != "preposition"), None)
+        direct = after is not None and all(
+            part in ("has", "asserts", "word") for part in parts[end : parts.index(after)]
+        )
+        previous = next((part for part in reversed(parts[:start]) if part not in ("preposition", "word")), None)
         denied = previous == "denies next" and not direct
         for number, place in enumerate(places):
             owner = before or after
@@ -646,14 +357,14 @@ def _place(parts: list[_Part], mentions: list[_Mention]) -> None:
 def _continues(parts: Sequence[_Part], index: int) -> bool:
     """Whether a join or a preposition at ``index`` leads on to another place of the same run."""
     following = index
-    while following < len(parts) and parts[following] in ("join", "or", "preposition"):
+    while following < len(parts) and parts[following] in ("join", "or", "preposition", "word"):
         following += 1
     return following > index and following < len(parts) and isinstance(parts[following], _Place)
 
 
 def _share(parts: Sequence[_Part], mentions: Sequence[_Mention], runs: int) -> None:
     """A place after several findings is theirs together; a place before them, too, if it is the clause's only one."""
-    for first, second in reversed(list(zip(mentions, mentions[1:], strict=False))):
+    for first, second in reversed(list(itertools.pairwise(mentions))):
         if not first.places and not first.not_in and second.places and second.place_follows:
             first.places = list(second.places)
             first.place_follows = True
@@ -684,16 +395,12 @@ def _deny(parts: Sequence[_Part]) -> None:
         elif part == "asserts" and reached:
             denying = False
         elif isinstance(part, str) and part.startswith("denies"):
-            follows = any(isinstance(other, _Mention) for other in rest)
-            if part == "denies last" or (part == "denies either" and earlier) or (not follows and not _names_place(rest)):
+            backwards = part == "denies last" or (part == "denies either" and earlier)
+            if backwards or all(isinstance(other, str) and other != "word" for other in rest):
                 for mention in _back_to_assertion(parts[:index]):
                     mention.denied = True
-            elif follows and part != "denies last":
+            elif any(isinstance(other, _Mention) for other in rest):
                 denying, reached = True, False
-
-
-def _names_place(parts: Sequence[_Part]) -> bool:
-    return any(isinstance(part, _Place) for part in parts)
 
 
 def _back_to_assertion(parts: Sequence[_Part]) -> Iterator[_Mention]:
@@ -764,7 +471,7 @@ def _regions(places: Sequence[_Place], notes: list[str]) -> tuple[str, ...]:
             notes.append(f'No side is named for "{place.words}"; {which}.')
         if place.plural and not sides and not place.zones:
             sides = ("right", "left")
-        if place.lung and not sides:
+        if place.lung and place.located and not sides:
             notes.append("No side is named for the lung; the whole chest is searched.")
         regions = [f"{side} {zone}" for side in sides for zone in place.zones or ("lung",)]
         named.update(regions)
@@ -799,14 +506,16 @@ def _filled(places: list[_Place]) -> list[_Place]:
         if place.zones and not place.sides and not place.usual_side:
             if before is not None and before.sides and before.run == place.run:
                 place.sides = before.sides
-                if not before.zones and place.joined == ",":
-                    before.zones = place.zones  # "left lung, base": the second narrows the first
+                for other in reversed(places[:index]):  # "left lung, base": the second narrows the first
+                    if place.joined != "," or other.zones or other.run != place.run:
+                        break
+                    other.zones = place.zones
             elif after is not None and after.sides and after.side_last:
                 place.sides = after.sides
-        if place.sides and not place.zones and not place.lung:
-            if after is not None and after.sides and after.zones and not after.side_last:
-                place.zones = after.zones
-                place.terms = place.terms + [term for term in after.terms if term.place.zones]
+        bare = place.sides and not place.zones and not place.lung
+        if bare and after is not None and after.sides and after.zones and not after.side_last:
+            place.zones = after.zones
+            place.terms = place.terms + [term for term in after.terms if term.place.zones]
         if place.sides and not place.zones and before is not None and before.side_last and not before.lung:
             place.zones = before.zones
     # A side in front of the finding and a zone behind it: "left effusion at the base".

@@ -37,7 +37,7 @@ def runs_of(counts: str) -> list[int]:
     """The run lengths behind a compressed string, background first."""
     runs: list[int] = []
     value, shift = 0, 0
-    for char in counts.encode("latin-1", "replace"):
+    for char in map(ord, counts):
         char -= 48
         if not 0 <= char < 64 or shift > 60:
             raise ValueRefused("The mask's run lengths are not a COCO compressed string.")
@@ -57,19 +57,20 @@ def runs_of(counts: str) -> list[int]:
     return runs
 
 
-def check(counts: str, size: tuple[int, int]) -> None:
-    """Refuse run lengths that do not fill an image of ``size`` ``(height, width)`` exactly."""
+def check(counts: str, size: tuple[int, int]) -> list[int]:
+    """The run lengths, refused unless they fill an image of ``size`` ``(height, width)`` exactly."""
     height, width = size
     if height < 1 or width < 1:
         raise ValueRefused(f"A mask of {height} x {width} pixels cannot be.")
-    total = sum(runs_of(counts))
-    if total != height * width:
-        raise ValueRefused(f"The mask's run lengths cover {total} pixels, the image has {height * width}.")
+    runs = runs_of(counts)
+    if sum(runs) != height * width:
+        raise ValueRefused(f"The mask's run lengths cover {sum(runs)} pixels, the image has {height * width}.")
+    return runs
 
 
 def decode(counts: str, size: tuple[int, int]) -> np.ndarray:
     """The ``[H, W]`` bool mask behind a compressed string."""
-    runs = runs_of(counts)
+    runs = check(counts, size)
     flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
     return np.ascontiguousarray(flat.reshape(size, order="F"))
 

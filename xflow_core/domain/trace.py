@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ from .instruction import Instruction
 SCHEMA = "xflow.trace/1"
 ORIGINS = ("model", "user")
 STOP_REASONS = ("satisfied", "limit", "no_progress", "user")
+TIMED = ("read", "stage1", "segmenter", "stage2", "total")
 STATUSES = ("present", "absent", "refused", "unsupported", "failed")
 SPACING_KINDS = ("patient", "detector", "none")
 POLARITIES = ("positive", "negative")
@@ -34,10 +36,26 @@ POLARITIES = ("positive", "negative")
 def _confidence(value: float | None) -> float | None:
     if value is None:
         return None
-    number = float(value)
-    if not math.isfinite(number) or not 0.0 <= number <= 1.0:
+    number = _number("A confidence", value)
+    if number > 1.0:
         raise ValueRefused(f"A confidence is a probability between 0 and 1, not {value}.")
     return number
+
+
+def _number(name: str, value: float) -> float:
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0:
+        raise ValueRefused(f"{name} is {value!r}; it must be a finite number, 0 or more.")
+    return number
+
+
+def _flag(name: str, value: bool) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueRefused(f"{name} is {value!r}; it must be true or false.")
+    return bool(value)
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
@@ -112,6 +130,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         check_region(self.region)
+        object.__setattr__(self, "present", _flag("present", self.present))
         object.__setattr__(self, "confidence", _confidence(self.confidence))
 
 
@@ -144,7 +163,7 @@ class Click:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(ABC):
     """What all steps share: who decided it, how long it took, the words a model wrote, and notes for the reader."""
 
     kind: ClassVar[str]
@@ -155,9 +174,11 @@ class Step:
 
     def __post_init__(self) -> None:
         _one_of("A step's origin", self.origin, ORIGINS)
+        object.__setattr__(self, "seconds", _number("A step's seconds", self.seconds))
 
+    @abstractmethod
     def body(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """The keys of this kind of step, as JSON."""
 
     def to_json(self, index: int) -> dict[str, Any]:
         data: dict[str, Any] = {"index": index, "kind": self.kind, **self.body()}
@@ -210,7 +231,7 @@ class PresenceStep(Step):
     def body(self) -> dict[str, Any]:
         return {
             "verdicts": [
-                {"region": verdict.region, "present": bool(verdict.present), "confidence": verdict.confidence}
+                {"region": verdict.region, "present": verdict.present, "confidence": verdict.confidence}
                 for verdict in self.verdicts
             ]
         }
@@ -280,8 +301,9 @@ class ClickStep(Step):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "component", _count("component", self.component))
-        if _count("turn", self.turn) < 1:
-            raise ValueRefused("A click's turn is counted from 1.")
+        object.__setattr__(self, "turn", _count("turn", self.turn))
+        if self.turn < 1:
+            raise ValueRefused(f"A click's turn is counted from 1, not {self.turn}.")
 
     def body(self) -> dict[str, Any]:
         return {
@@ -320,6 +342,9 @@ class ResultStep(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "present", _flag("present", self.present))
+        if self.area_mm2 is not None:
+            object.__setattr__(self, "area_mm2", _number("area_mm2", self.area_mm2))
         if self.present != (self.mask is not None and self.mask.area > 0):
             raise ValueRefused("A present result has a mask with pixels, and an absent one has none.")
 
@@ -338,10 +363,12 @@ def step_from_json(data: dict[str, Any]) -> Step:
     Raises:
         ValueRefused: the kind is unknown, a key is missing or a value cannot be.
     """
+    if not isinstance(data, dict):
+        raise ValueRefused(f"A step of the trace is an object, not {type(data).__name__}.")
     try:
         common: dict[str, Any] = {
             "origin": data.get("origin", "model"),
-            "seconds": float(data.get("seconds", 0.0)),
+            "seconds": data.get("seconds", 0.0),
             "text": data.get("text"),
             "notes": tuple(data.get("notes", ())),
         }
@@ -350,7 +377,7 @@ def step_from_json(data: dict[str, Any]) -> Step:
             lungs = tuple(GroundedLung(x["label"], Box(*x["box"]), x.get("confidence")) for x in data["lungs"])
             return LungsStep(lungs=lungs, **common)
         if kind == "presence":
-            verdicts = tuple(Verdict(x["region"], bool(x["present"]), x.get("confidence")) for x in data["verdicts"])
+            verdicts = tuple(Verdict(x["region"], x["present"], x.get("confidence")) for x in data["verdicts"])
             return PresenceStep(verdicts=verdicts, **common)
         if kind == "boxes":
             boxes = tuple(
@@ -374,12 +401,12 @@ def step_from_json(data: dict[str, Any]) -> Step:
         if kind == "result":
             mask = data.get("mask")
             return ResultStep(
-                present=bool(data["present"]),
+                present=data["present"],
                 mask=None if mask is None else Mask.from_json(mask),
                 area_mm2=data.get("area_mm2"),
                 **common,
             )
-    except (KeyError, TypeError, ValueError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         if isinstance(problem, ValueRefused):
             raise
         raise ValueRefused(f"Step {data.get('index', '?')} of the trace is not well formed: {problem!r}.") from None
@@ -462,6 +489,9 @@ class Result:
     def __post_init__(self) -> None:
         _one_of("A result's status", self.status, STATUSES)
         object.__setattr__(self, "confidence", _confidence(self.confidence))
+        object.__setattr__(self, "area_px", _count("area_px", self.area_px))
+        if self.area_mm2 is not None:
+            object.__setattr__(self, "area_mm2", _number("area_mm2", self.area_mm2))
 
     @property
     def present(self) -> bool | None:
@@ -510,6 +540,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         check_finding(self.instruction.finding)
+        object.__setattr__(self, "seconds", {**dict.fromkeys(TIMED, 0.0), **self.seconds})
 
     @property
     def id(self) -> str:
@@ -576,7 +607,7 @@ class Trace:
                 finding=asked["finding"],
                 regions=tuple(asked["regions"]),
                 level=_one_of("level", asked["level"], LEVELS),
-                negated=bool(asked["negated"]),
+                negated=_flag("negated", asked["negated"]),
                 notes=tuple(asked.get("notes", ())),
             )
             branch = data.get("branch_of")
@@ -592,7 +623,9 @@ class Trace:
                 stages=int(data.get("stages", 2)),
                 seconds=dict(data.get("seconds", {})),
             )
-        except (KeyError, TypeError, AttributeError) as problem:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+            if isinstance(problem, ValueRefused):
+                raise
             raise ValueRefused(f"The trace is not well formed: {problem!r}.") from None
 
 
