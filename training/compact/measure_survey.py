@@ -1,0 +1,545 @@
+"""Measures a trained survey network as it runs in the product, and fits what turns its numbers into statements.
+
+    python -m training compact measure-survey --data ../shared/data --weights RUN/survey.safetensors .. --work DIR
+
+Writes ``survey.safetensors`` (the bundle's file: the given networks, whose logits are averaged),
+``survey-settings.json`` (calibrations, thresholds, box rules, guard limits: the bundle's settings) and
+``survey-quality.json`` (what was measured, with n).
+
+Calibrations and box rules are fitted on patients that the network did not learn from: the pack's dev split and the
+patients of :func:`training.compact.survey.for_calibration`. Each fold of patients is measured with what was fitted
+without it; figures are given for the dev split alone ("dev") and for all these patients ("unseen"). Lungs are split by
+the midline between the lungs that the network sees. A lung holds a finding when at least 15 % of the finding's
+contoured area lies on its side; slivers are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from scipy import ndimage, optimize
+
+from xflow_core.domain.findings import HEART, LUNGS, lung_of, region_band
+from xflow_core.domain.geometry import Box, mask_iou
+from xflow_core.policies.compact import (
+    BoxRule,
+    Calibration,
+    CompactGuard,
+    CompactSettings,
+    CompactSurvey,
+    FindingSettings,
+    GuardSettings,
+    Seen,
+    boxes_in,
+    evidence_in,
+    find_lung,
+    ground_lung,
+    lesion_of,
+)
+from xflow_core.policies.lungs import largest_piece, midline
+from xflow_core.radiograph.encoded import EncodedRadiograph
+from xflow_core.radiograph.reading import Radiograph, read_radiograph
+
+from .guard_pictures import frontal_projections, other_pictures
+from .pack import Pack, Record, load_pack
+from .plausible import plausible_lungs
+from .survey import for_calibration
+
+log = logging.getLogger(__name__)
+
+FINDINGS = ("consolidation", "effusion", "opacity", "cardiomegaly", "atelectasis")
+_ZONES = ("upper zone lung", "mid zone lung", "lung base")
+_FOLDS = 5
+_SPECK = 0.0008  # share of the picture; smaller contours are no component
+_HIT = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One radiograph with what the network sees on it."""
+
+    index: int
+    record: Record
+    seen: Seen
+    lungs: dict[str, Box]
+    middle: int
+
+    @property
+    def fold(self) -> int:
+        return int(hashlib.md5(self.record.patient.encode(), usedforsecurity=False).hexdigest(), 16) // 8 % _FOLDS
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One region of one case: is the finding there (None: unsure), and the evidence."""
+
+    case: Case
+    region: str
+    present: bool | None
+    evidence: float
+
+    @property
+    def known(self) -> bool:
+        return self.present is not None
+
+
+def see(survey: CompactSurvey, data: Path, pack: Pack, indices: Iterable[int]) -> list[Case]:
+    cases = []
+    for index in indices:
+        record = pack.records[index]
+        seen = survey.of(EncodedRadiograph(read_radiograph(data / record.file)))
+        lungs = {label: ground_lung(seen, label).box for label in LUNGS}
+        middle = midline(seen.map("right lung") > 0.5, seen.map("left lung") > 0.5)
+        cases.append(Case(index, record, seen, lungs, round(middle * pack.images.shape[1] / seen.maps.shape[1])))
+    return cases
+
+
+def auc(truth: Sequence[bool], score: Sequence[float]) -> float | None:
+    """Area under the ROC curve, ties counted half; None without both kinds."""
+    positive = np.array([s for t, s in zip(truth, score, strict=True) if t])
+    negative = np.array([s for t, s in zip(truth, score, strict=True) if not t])
+    if not positive.size or not negative.size:
+        return None
+    above = (positive[:, None] > negative[None]).sum() + 0.5 * (positive[:, None] == negative[None]).sum()
+    return float(above / (positive.size * negative.size))
+
+
+def fit_line(evidence: Sequence[float], truth: Sequence[bool]) -> tuple[float, float]:
+    """Platt scaling with its own softened targets (Platt 1999), so that four hits of four are no certainty, and a light
+    pull of the slope towards 1: there are few positives."""
+    x, known = np.asarray(evidence, float), np.asarray(truth, bool)
+    y = np.where(known, (known.sum() + 1) / (known.sum() + 2), 1 / ((~known).sum() + 2))
+
+    def cost(line: np.ndarray) -> float:
+        z = line[0] * x + line[1]
+        return float(np.logaddexp(0, z).sum() - (y * z).sum() + 2.0 * np.log(line[0]) ** 2)
+
+    best = optimize.minimize(cost, np.array([1.0, 0.0]), bounds=[(0.05, 10), (-20, 20)], method="L-BFGS-B")
+    return float(best.x[0]), float(best.x[1])
+
+
+def fit_calibration(asked: Sequence[Asked]) -> Calibration:
+    """Line and threshold. With calibrated probabilities F1 is best at half of the F1 reached there (Lipton et al. 2014,
+    arXiv:1402.1892), which is steadier on few positives than counting."""
+    known = [a for a in asked if a.known]
+    slope, offset = fit_line([a.evidence for a in known], [bool(a.present) for a in known])
+    p = np.sort([Calibration(slope, offset, 0.5).probability(a.evidence) for a in known])[::-1]
+    reached = 2 * np.cumsum(p) / (np.arange(1, p.size + 1) + p.sum())
+    return Calibration(slope, offset, float(np.clip(reached.max() / 2, 0.02, 0.6)))
+
+
+def ask(pack: Pack, cases: Iterable[Case], finding: str, level: str, share: float) -> list[Asked]:
+    asked: list[Asked] = []
+    for case in cases:
+        truth = pack.mask(case.index, finding)
+        if finding == "cardiomegaly":
+            present: bool | None = finding in case.record.findings
+            asked.append(Asked(case, HEART, present, evidence_in(case.seen, finding, HEART, None, share)))
+            continue
+        total = int(truth.sum())
+        least = max(_SPECK * truth.size, 0.15 * total)
+        for label in LUNGS:
+            side = on_side(truth, case.middle, label)
+            area = int(side.sum())
+            if level == "lung":
+                present = True if area >= least else (False if area == 0 else None)
+                asked.append(
+                    Asked(case, label, present, evidence_in(case.seen, finding, label, case.lungs[label], share))
+                )
+                continue
+            for zone in _ZONES:
+                region = f"{label.split()[0]} {zone}"
+                band = region_band(region, case.lungs[label])
+                inside = int((side & band.mask(side.shape)).sum())
+                present = True if inside >= max(_SPECK * truth.size, 0.15 * area) else (False if inside == 0 else None)
+                asked.append(Asked(case, region, present, evidence_in(case.seen, finding, region, band, share)))
+    return asked
+
+
+def on_side(mask: np.ndarray, middle: int, label: str) -> np.ndarray:
+    half = np.zeros_like(mask)
+    columns = slice(None, middle) if label == "right lung" else slice(middle, None)
+    half[:, columns] = mask[:, columns]
+    return half
+
+
+def crossed(asked: Sequence[Asked]) -> list[tuple[Asked, float, bool]]:
+    """The known rows, each with its probability and verdict by a calibration fitted without its fold."""
+    rows = []
+    for fold in range(_FOLDS):
+        calibration = fit_calibration([a for a in asked if a.case.fold != fold])
+        for a in asked:
+            if a.case.fold == fold and a.known:
+                p = calibration.probability(a.evidence)
+                rows.append((a, p, p >= calibration.threshold))
+    return rows
+
+
+def f1(truth: Sequence[bool], stated: Sequence[bool]) -> float:
+    both = sum(t and s for t, s in zip(truth, stated, strict=True))
+    return 2 * both / max(1, sum(truth) + sum(stated))
+
+
+def interval(
+    rows: Sequence[tuple[Asked, float, bool]], measure: Callable[[list[tuple[Asked, float, bool]]], float | None]
+) -> list[float] | None:
+    """95 % bootstrap interval over patients."""
+    rng = np.random.default_rng(0)
+    by_patient: dict[str, list[tuple[Asked, float, bool]]] = {}
+    for row in rows:
+        by_patient.setdefault(row[0].case.record.patient, []).append(row)
+    patients = list(by_patient)
+    values = []
+    for _ in range(500):
+        drawn = [row for name in rng.choice(patients, len(patients)) for row in by_patient[name]]
+        value = measure(drawn)
+        if value is not None:
+            values.append(value)
+    return [round(float(v), 3) for v in np.percentile(values, (2.5, 97.5))] if values else None
+
+
+def verdict_figures(rows: Sequence[tuple[Asked, float, bool]]) -> dict[str, Any]:
+    truth = [bool(a.present) for a, _, _ in rows]
+    stated = [verdict for _, _, verdict in rows]
+    hits = sum(t and s for t, s in zip(truth, stated, strict=True))
+    return {
+        "n": len(rows),
+        "positive": sum(truth),
+        "auc": auc(truth, [a.evidence for a, _, _ in rows]),
+        "auc_95": interval(rows, lambda d: auc([bool(a.present) for a, _, _ in d], [a.evidence for a, _, _ in d])),
+        "f1": f1(truth, stated),
+        "f1_95": interval(rows, lambda d: f1([bool(a.present) for a, _, _ in d], [s for _, _, s in d])),
+        "precision": hits / max(1, sum(stated)),
+        "recall": hits / max(1, sum(truth)),
+        "brier": _mean([(p - float(t)) ** 2 for t, (_, p, _) in zip(truth, rows, strict=True)]),
+    }
+
+
+def presence_figures(asked: Sequence[Asked], normals: Sequence[Asked]) -> dict[str, Any]:
+    rows = crossed(asked)
+    calibration = fit_calibration(asked)
+    return {
+        "dev": verdict_figures([row for row in rows if row[0].case.record.split == "dev"]),
+        "unseen": verdict_figures(rows),
+        "normals_called_present": float(
+            np.mean([calibration.probability(a.evidence) >= calibration.threshold for a in normals])
+        ),
+        "normals_n": len(normals),
+    }
+
+
+def components(mask: np.ndarray) -> list[Box]:
+    """Boxes of the 8-connected pieces that are no specks."""
+    labels, _ = ndimage.label(mask, np.ones((3, 3)))
+    found = []
+    for number, place in enumerate(ndimage.find_objects(labels), start=1):
+        if (labels[place] == number).sum() >= _SPECK * mask.size:
+            rows, columns = place
+            found.append(Box.of_pixels((columns.start, rows.start, columns.stop, rows.stop), mask.shape))
+    return found
+
+
+def _placed(case: Case, region: str) -> Box | None:
+    lung = lung_of(region)
+    return None if lung is None else case.lungs[lung]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A region that truly holds the finding, and the boxes of its components."""
+
+    asked: Asked
+    components: tuple[Box, ...]
+
+    @property
+    def place(self) -> Box | None:
+        return _placed(self.asked.case, self.asked.region)
+
+
+def holding(pack: Pack, asked: Sequence[Asked], finding: str) -> list[Holding]:
+    found = []
+    for a in asked:
+        if a.present:
+            truth = pack.mask(a.case.index, finding)
+            side = truth if a.region == HEART else on_side(truth, a.case.middle, a.region)
+            found.append(Holding(a, tuple(components(side))))
+    return found
+
+
+def box_counts(held: Holding, finding: str, rule: BoxRule) -> tuple[int, int, int, int]:
+    """Components, those that a box meets (IoU 0.3), boxes, those that meet a component."""
+    made = [box for box, _ in boxes_in(held.asked.case.seen, finding, held.place, rule)]
+    met = sum(any(t.iou(box) >= _HIT for box in made) for t in held.components)
+    right = sum(any(t.iou(box) >= _HIT for t in held.components) for box in made)
+    return len(held.components), met, len(made), right
+
+
+def _score(counts: Sequence[tuple[int, int, int, int]]) -> float:
+    true, met, made, right = np.sum(counts, axis=0)
+    recall, precision = met / max(1, true), right / max(1, made)
+    return float(2 * recall * precision / max(1e-9, recall + precision))
+
+
+def box_figures(counts: Sequence[tuple[int, int, int, int]]) -> dict[str, Any]:
+    true, met, made, right = (int(v) for v in np.sum(counts, axis=0)) if counts else (0, 0, 0, 0)
+    return {
+        "regions": len(counts),
+        "components": true,
+        "recall_at_0.3": met / max(1, true),
+        "boxes": made,
+        "precision_at_0.3": right / max(1, made),
+    }
+
+
+def choose_rule(held: Sequence[Holding], finding: str) -> tuple[BoxRule, dict[str, Any]]:
+    """The rule with the best F1 of boxes in the regions that hold the finding, and its figures across folds."""
+    rules = [
+        BoxRule(share, floor, most)
+        for share in (0.15, 0.25, 0.35, 0.45, 0.55)
+        for floor in (0.03, 0.05, 0.1, 0.2)
+        for most in ((1,) if finding == "cardiomegaly" else (1, 2, 3))
+    ]
+    table = {rule: [box_counts(h, finding, rule) for h in held] for rule in rules}
+    best = max(rules, key=lambda rule: _score(table[rule]))
+    across: list[tuple[Asked, tuple[int, int, int, int]]] = []
+    for fold in range(_FOLDS):
+        outside = [i for i, h in enumerate(held) if h.asked.case.fold != fold]
+        chosen = max(rules, key=lambda rule: _score([table[rule][i] for i in outside]))
+        across += [(h.asked, table[chosen][i]) for i, h in enumerate(held) if h.asked.case.fold == fold]
+    peaks, hits = [], []
+    for h in held:
+        for box, peak in boxes_in(h.asked.case.seen, finding, h.place, best):
+            peaks.append(float(np.log(max(peak, 1e-5) / max(1 - peak, 1e-5))))
+            hits.append(any(t.iou(box) >= _HIT for t in h.components))
+    slope, offset = fit_line(peaks, hits)
+    figures = {
+        "dev": box_figures([c for a, c in across if a.case.record.split == "dev"]),
+        "unseen": box_figures([c for _, c in across]),
+    }
+    return BoxRule(best.share, best.floor, best.most, slope, offset), figures
+
+
+def map_iou(pack: Pack, asked: Sequence[Asked], finding: str, rule: BoxRule) -> dict[str, Any]:
+    """The map itself as a mask, cut at the box rule's level, against the contours in the lungs that hold some."""
+    overlaps, unions = [], []
+    for a in asked:
+        if not a.present:
+            continue
+        truth = pack.mask(a.case.index, finding)
+        if a.region != HEART:
+            truth = on_side(truth, a.case.middle, a.region)
+        stated, _ = lesion_of(a.case.seen, finding, _placed(a.case, a.region), rule, truth.shape[0])
+        overlaps.append(mask_iou(stated, truth))
+        one, other = Box.around(stated), Box.around(truth)
+        unions.append(one.iou(other) if one and other else 0.0)
+    return {"n": len(overlaps), "mask_iou": _mean(overlaps), "union_box_iou": _mean(unions)}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def lung_figures(pack: Pack, cases: Sequence[Case]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for source in ("montgomery_lung_512", "v7_covid_lung"):
+        dice, boxes = [], []
+        for case in cases:
+            if case.record.source != source or case.record.split != "dev" or not case.record.has_lungs:
+                continue
+            for label in LUNGS:
+                truth = pack.mask(case.index, label)
+                found = find_lung(case.seen, label)
+                piece = np.zeros_like(truth)
+                if found is not None:
+                    enlarged = ndimage.zoom(case.seen.map(label), truth.shape[0] / case.seen.maps.shape[1], order=1)
+                    piece = largest_piece(enlarged > 0.5)
+                dice.append(2 * (piece & truth).sum() / max(1, piece.sum() + truth.sum()))
+                outline = Box.around(truth)
+                assert outline is not None
+                boxes.append(case.lungs[label].iou(outline))
+        figures[source] = {
+            "lungs": len(dice),
+            "dice": _mean(dice),
+            "box_iou": _mean(boxes),
+            "box_iou_p10": float(np.percentile(boxes, 10)),
+            "box_iou_least": float(np.min(boxes)),
+        }
+    nih = [c for c in cases if c.record.source.startswith("nih") and c.record.split == "dev"]
+    sick = [c for c in nih if {"effusion", "consolidation"} & set(c.record.findings)]
+    for name, group in (("nih", nih), ("nih_with_effusion_or_consolidation", sick)):
+        figures[name] = {
+            "pictures": len(group),
+            "plausible_pair": float(np.mean([plausible_lungs(c.seen.maps[:2]) is not None for c in group])),
+        }
+    covered = []
+    for case in sick:
+        dense = pack.mask(case.index, "effusion") | pack.mask(case.index, "consolidation")
+        for label in LUNGS:
+            side = on_side(dense, case.middle, label)
+            if side.sum() >= _SPECK * side.size:
+                covered.append(float((side & case.lungs[label].mask(side.shape)).sum() / side.sum()))
+    figures["lesion_inside_lung_box"] = {
+        "lungs": len(covered),
+        "mean": _mean(covered),
+        "at_least_90_percent": float(np.mean([c >= 0.9 for c in covered])),
+    }
+    return figures
+
+
+def _radiograph(grey: np.ndarray) -> Radiograph:
+    """A drawn or changed picture as if it had been read from a PNG."""
+    import cv2
+
+    written, encoded = cv2.imencode(".png", grey)
+    assert written
+    return read_radiograph(encoded.tobytes(), name="a picture")
+
+
+def guard_figures(
+    survey: CompactSurvey, settings: GuardSettings, pack: Pack, cases: Sequence[Case], data: Path
+) -> dict[str, Any]:
+    guard = CompactGuard(survey, settings)
+
+    def report(grey: np.ndarray) -> tuple[bool, bool]:
+        found = guard.inspect(EncodedRadiograph(_radiograph(grey)))
+        return bool(found.refusals), bool(found.warnings)
+
+    dev = [c for c in cases if c.record.split == "dev"]
+    changed: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "turned_90": lambda g: np.rot90(g, 1),
+        "turned_180": lambda g: np.rot90(g, 2),
+        "turned_270": lambda g: np.rot90(g, 3),
+        "inverted": lambda g: 255 - g,
+        "quarter": lambda g: g[: g.shape[0] // 2, : g.shape[1] // 2],
+    }
+    figures: dict[str, Any] = {
+        "false_refusals_dev": float(np.mean([report(pack.images[c.index])[0] for c in dev])),
+        "false_mirror_warnings_dev": float(np.mean([report(pack.images[c.index])[1] for c in dev])),
+        "mirrored_warned": float(np.mean([report(pack.images[c.index][:, ::-1].copy())[1] for c in dev])),
+        "pictures": len(dev),
+    }
+    for name, change in changed.items():
+        rates = [report(np.ascontiguousarray(change(np.asarray(pack.images[c.index]))))[0] for c in dev]
+        figures[f"{name}_refused"] = float(np.mean(rates))
+    others = other_pictures(data, 99, 320)[::3]
+    figures["made_others_refused"] = float(np.mean([report(picture)[0] for picture in others]))
+    figures["made_others"] = len(others)
+    figures["projected_frontal_refused"] = float(
+        np.mean([report(picture)[0] for picture in frontal_projections(data, 30, 98, 320)])
+    )
+    figures["held_out"] = {}
+    for path in sorted((data / "dicom").glob("*/*.*")):
+        image = EncodedRadiograph(read_radiograph(path))
+        seen = survey.of(image)
+        found = guard.inspect(image)
+        figures["held_out"][path.name] = {
+            "not_frontal": round(float(seen.signs[0]), 4),
+            "inverted": round(float(seen.signs[1]), 4),
+            "mirrored": round(float(seen.signs[2]), 4),
+            "upright": round(float(seen.turns[0]), 4),
+            "refused": list(found.refusals),
+        }
+    return figures
+
+
+def choose_guard(cases: Sequence[Case]) -> GuardSettings:
+    """Limits that let at least 99 % of the frontal pictures pass, each sign for itself, never under one half."""
+    signs = np.stack([case.seen.signs for case in cases])
+    turned = np.array([1 - case.seen.turns[0] for case in cases])
+
+    def limit(values: np.ndarray, least: float) -> float:
+        return float(np.clip(np.quantile(values, 0.995) * 1.05, least, 0.97))
+
+    return GuardSettings(
+        not_frontal=limit(signs[:, 0], 0.5),
+        turned=limit(turned, 0.5),
+        inverted=limit(signs[:, 1], 0.5),
+        mirrored=limit(signs[:, 2], 0.9),
+    )
+
+
+def join(weights: Sequence[Path], target: Path) -> None:
+    """The networks of single training runs as the one file that the bundle holds."""
+    held = {f"members.{n}.{name}": value for n, path in enumerate(weights) for name, value in load_file(path).items()}
+    save_file(held, target)
+
+
+def choose_share(pack: Pack, drawn: Sequence[Case]) -> float:
+    """The presence logit's share in the evidence with the best mean Brier score across folds, over the lungs."""
+
+    def mean_brier(share: float) -> float:
+        asked = (ask(pack, drawn, finding, "lung", share) for finding in ("consolidation", "effusion", "opacity"))
+        return float(np.mean([verdict_figures(crossed(a))["brier"] for a in asked]))
+
+    return min((0.0, 0.25, 0.5), key=mean_brier)
+
+
+def measure(data: Path, weights: Sequence[Path], work: Path) -> None:
+    pack = load_pack(data, work / "cache", 512)
+    joined = work / "survey.safetensors"
+    join(weights, joined)
+    survey = CompactSurvey.load(joined)
+    wanted = [i for i, r in enumerate(pack.records) if r.split == "dev" or for_calibration(r)]
+    cases = see(survey, data, pack, wanted)
+    drawn = [case for case in cases if case.record.contoured]
+    normal = [case for case in cases if case.record.source == "nih_normal_1024"]
+    quality: dict[str, Any] = {"lungs": lung_figures(pack, cases), "findings": {}}
+    settings: dict[str, FindingSettings] = {}
+    share = choose_share(pack, drawn)
+    for finding in FINDINGS:
+        lung = ask(pack, drawn, finding, "lung", share)
+        zone = ask(pack, drawn, finding, "zone", share) if finding != "cardiomegaly" else lung
+        rule, boxes = choose_rule(holding(pack, lung, finding), finding)
+        settings[finding] = FindingSettings(fit_calibration(lung), fit_calibration(zone), rule)
+        entry: dict[str, Any] = {"lung": presence_figures(lung, ask(pack, normal, finding, "lung", share))}
+        if finding != "cardiomegaly":
+            entry["zone"] = presence_figures(zone, ask(pack, normal, finding, "zone", share))
+        entry["boxes"] = boxes
+        entry["map"] = map_iou(pack, lung, finding, rule)
+        quality["findings"][finding] = entry
+        log.info("%s: %s", finding, json.dumps(entry))
+    opacity, consolidation = settings["opacity"], settings["consolidation"]
+    settings["opacity"] = FindingSettings(
+        no_later_than(opacity.lung, consolidation.lung), no_later_than(opacity.zone, consolidation.zone), opacity.boxes
+    )
+    guard = choose_guard(cases)
+    quality["guard"] = guard_figures(survey, guard, pack, cases, data)
+    log.info("lungs: %s", json.dumps(quality["lungs"]))
+    log.info("guard: %s", json.dumps(quality["guard"]))
+    quality["data_sha256"] = pack.sha256
+    quality["weights_sha256"] = hashlib.sha256(joined.read_bytes()).hexdigest()
+    runs = [json.loads(path.with_name("survey-training.json").read_text()) for path in weights]
+    (work / "survey-training.json").write_text(json.dumps({"runs": runs}, indent=2))
+    (work / "survey-settings.json").write_text(json.dumps(CompactSettings(settings, guard, share).to_json(), indent=2))
+    (work / "survey-quality.json").write_text(json.dumps(quality, indent=2))
+
+
+def no_later_than(calibration: Calibration, other: Calibration) -> Calibration:
+    """The threshold lowered until it asks for no more evidence than ``other`` does."""
+    evidence = (float(np.log(other.threshold / (1 - other.threshold))) - other.offset) / other.slope
+    return Calibration(
+        calibration.slope, calibration.offset, min(calibration.threshold, calibration.probability(evidence))
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, required=True, help="the open chest X-ray pack (holds manifest.csv)")
+    parser.add_argument("--weights", type=Path, nargs="+", required=True, help="survey.safetensors of each run")
+    parser.add_argument("--work", type=Path, required=True, help="a folder outside the project")
+    parser.add_argument("--threads", type=int, default=1)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(arguments.threads)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    measure(arguments.data, arguments.weights, arguments.work)

@@ -1,0 +1,205 @@
+"""``python -m training evaluate --set SET.jsonl --bundle NAME --out DIR [--stages 1|2]``
+
+Answers every row with a bundle and writes ``metrics.json``, ``per_row.csv`` and ``by_finding.png`` into DIR. An image
+is encoded once for all its rows. A row that cannot be answered (the bundle lacks the finding, an image is unreadable,
+the engine fails) is an error and ends the evaluation with a sentence: a missing prediction is never an "absent".
+``--skip-unsupported`` leaves out, and counts, the rows of findings that the bundle does not answer."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from training.evaluation.metrics import Answered, boxes_of, metrics, pieces_of
+from training.evaluation.rows import Row, read_rows
+from xflow_core.bundles.loading import load_engine
+from xflow_core.domain.errors import CallError, EngineError
+from xflow_core.domain.findings import LUNGS
+from xflow_core.domain.geometry import Box, mask_iou
+from xflow_core.domain.instruction import parse_instruction
+from xflow_core.domain.trace import BoxesStep, LungsStep, MaskStep, PresenceStep, ResultStep
+from xflow_core.export.files import write_whole
+from xflow_core.radiograph.encoded import EncodedRadiograph
+from xflow_core.radiograph.reading import read_radiograph
+from xflow_core.workflow.engine import Engine
+from xflow_core.workflow.session import Limits, Session
+
+LOG = logging.getLogger(__name__)
+
+HIT = 0.3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", type=Path, required=True, dest="rows", help="the evaluation set, JSON lines")
+    parser.add_argument("--bundle", default="compact")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stages", type=int, choices=(1, 2), default=2)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--skip-unsupported", action="store_true")
+    parser.add_argument("--lungs", type=Path, help="images with drawn lungs (pack-set's lungs.jsonl), for their boxes")
+
+
+def answer_rows(engine: Engine, rows: list[Row], stages: int, seed: int) -> Iterator[Answered]:
+    """The rows answered, image by image.
+
+    Raises:
+        XFlowError: a row cannot be answered.
+    """
+    for path, asked in groupby(sorted(rows, key=lambda row: str(row.image)), key=lambda row: row.image):
+        image = EncodedRadiograph(read_radiograph(path))
+        for row in asked:
+            yield _answer(engine, image, row, stages, seed)
+
+
+def _answer(engine: Engine, image: EncodedRadiograph, row: Row, stages: int, seed: int) -> Answered:
+    size = image.radiograph.record.size
+    truth = row.truth(size)
+    start = time.perf_counter()
+    session = Session(engine, image, row.instruction, stages=stages, seed=seed)
+    try:
+        steps = list(session.run())
+    except EngineError as problem:
+        raise EngineError(f"Row {row.id}: {problem}") from problem
+    seconds = time.perf_counter() - start
+
+    result = steps[-1]
+    presence = next(step for step in steps if isinstance(step, PresenceStep))
+    assert isinstance(result, ResultStep)
+    mask = np.zeros(size, bool) if result.mask is None else result.mask.array
+    first = np.zeros(size, bool)
+    for step in steps:
+        if isinstance(step, MaskStep) and step.turn == 0:
+            first |= step.mask.array
+    stated = [(v.present, v.confidence) for v in presence.verdicts]
+    known = [c if present else 1 - c for present, c in stated if c is not None]
+    speck = Limits().speck_share
+    count, specks, outside, speck_area = pieces_of(mask, speck, truth)
+    predicted = [box.box for step in steps if isinstance(step, BoxesStep) for box in step.boxes]
+    true = boxes_of(truth, speck)
+    lungs = next(step for step in steps if isinstance(step, LungsStep)).lungs
+    matched = [lung.box.iou(row.lungs[lung.label]) for lung in lungs if row.lungs and lung.label in row.lungs]
+    return Answered(
+        id=row.id,
+        image=str(row.image),
+        finding=row.instruction.finding,
+        level=row.instruction.level,
+        positive=row.mask is not None,
+        returned=result.present,
+        probability=max(known) if len(known) == len(stated) else None,
+        intersection=int(np.count_nonzero(mask & truth)),
+        union=int(np.count_nonzero(mask | truth)),
+        area=int(np.count_nonzero(mask)),
+        first_iou=mask_iou(first, truth) if result.present else None,
+        pieces=count,
+        true_pieces=pieces_of(truth, speck, truth)[0],
+        specks=specks,
+        specks_outside=outside,
+        speck_area=speck_area,
+        boxes=len(predicted),
+        true_boxes=len(true),
+        box_hits=sum(any(t.iou(p) >= HIT for p in predicted) for t in true),
+        box_right=sum(any(t.iou(p) >= HIT for t in true) for p in predicted),
+        lung_box_iou=float(np.mean(matched)) if matched else None,
+        seconds=round(seconds, 4),
+    )
+
+
+def lung_boxes(engine: Engine, path: Path) -> dict[str, dict[str, float]]:
+    """Per source, the mean IoU of the grounded lung boxes with the drawn lungs', its tenth percentile, and n lungs."""
+    (instruction,) = parse_instruction("Segment the opacity.")
+    found: dict[str, list[float]] = {}
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        image = EncodedRadiograph(read_radiograph(path.parent / entry["image"]))
+        grounded = engine.init_policy.ground_lungs(image, instruction, LUNGS, seed=0).value
+        for lung in grounded:
+            if lung.label in entry["lungs"]:
+                found.setdefault(entry["source"], []).append(lung.box.iou(Box(*entry["lungs"][lung.label])))
+    return {
+        source: {
+            "n": len(values),
+            "mean": round(float(np.mean(values)), 4),
+            "p10": round(float(np.percentile(values, 10)), 4),
+        }
+        for source, values in found.items()
+    }
+
+
+def plot(path: Path, found: dict[str, dict[str, float | None]], title: str) -> None:
+    """gIoU, F1 and AUC per finding, with n."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(found)
+    figure, axes = pyplot.subplots(figsize=(1.6 * len(names) + 2, 3.6), layout="constrained")
+    for shift, measure in enumerate(("gIoU", "F1", "auc")):
+        values = [found[name][measure] or 0.0 for name in names]
+        axes.bar(np.arange(len(names)) + (shift - 1) * 0.27, values, 0.25, label={"auc": "AUC"}.get(measure, measure))
+    axes.set_xticks(
+        np.arange(len(names)), [f"{name}\n{found[name]['n_positive']}+ {found[name]['n_negative']}-" for name in names]
+    )
+    axes.set_ylim(0, 1)
+    axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False, ncols=3, fontsize=8, loc="upper right")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    pyplot.close(figure)
+    write_whole(path, buffer.getvalue())
+
+
+def run(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(arguments.threads)
+    rows = read_rows(arguments.rows)
+    engine = load_engine(arguments.bundle, arguments.device)
+    supported = [row for row in rows if row.instruction.finding in engine.findings]
+    left_out = len(rows) - len(supported)
+    if left_out and not arguments.skip_unsupported:
+        finding = next(row.instruction.finding for row in rows if row.instruction.finding not in engine.findings)
+        engine.check_finding(finding)
+    if not supported:
+        raise CallError(f"The bundle {arguments.bundle!r} answers no row of {arguments.rows}.")
+    answered = []
+    for row in answer_rows(engine, supported, arguments.stages, arguments.seed):
+        answered.append(row)
+        if len(answered) % 100 == 0:
+            LOG.info("%d of %d rows", len(answered), len(supported))
+    figures = {
+        "set": arguments.rows.name,
+        "bundle": engine.identity.to_json(),
+        "stages": arguments.stages,
+        "left_out": left_out,
+        "notice": "not for clinical use",
+        **metrics(answered),
+    }
+    if arguments.lungs is not None:
+        figures["lung_box_iou_by_source"] = boxes = lung_boxes(engine, arguments.lungs)
+        figures["lung_box_iou"] = round(float(np.average([b["mean"] for b in boxes.values()])), 4)
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise CallError(f"The folder {arguments.out} cannot be made: {problem.strerror}.") from None
+    table = io.StringIO()
+    writer = csv.DictWriter(table, [*asdict(answered[0]), "iou"])
+    writer.writeheader()
+    for row in answered:
+        writer.writerow({**asdict(row), "iou": round(row.iou, 4)})
+    write_whole(arguments.out / "per_row.csv", table.getvalue().encode())
+    write_whole(arguments.out / "metrics.json", (json.dumps(figures, indent=1) + "\n").encode())
+    title = f"{engine.identity.name} {engine.identity.version} on {arguments.rows.name}, all levels"
+    plot(arguments.out / "by_finding.png", figures["by_finding"], title)
+    LOG.info("gIoU %s, cIoU %s, F1 %s over %d rows", *(figures[k] for k in ("gIoU", "cIoU", "F1", "n")))

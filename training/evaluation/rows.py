@@ -1,0 +1,98 @@
+"""Evaluation sets: JSON lines, one question a line (DESIGN.md, "Evaluation set").
+
+    {"id", "image", "instruction", "finding", "regions", "level", "mask": path | null, "lungs": {..} | null, "source"}
+
+``mask: null`` is a negative row: the right answer is "absent". Paths are taken from the set's own folder when relative.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from xflow_core.domain.errors import CallError
+from xflow_core.domain.geometry import Box
+from xflow_core.domain.instruction import Instruction
+
+
+@dataclass(frozen=True)
+class Row:
+    """One question with its true answer."""
+
+    id: str
+    image: Path
+    instruction: Instruction
+    mask: Path | None
+    lungs: dict[str, Box] | None
+    source: str
+
+    def truth(self, size: tuple[int, int]) -> np.ndarray:
+        """The true mask, bool ``[H, W]``; all false for a negative row.
+
+        Raises:
+            CallError: the mask's file is missing, or of another size than the image.
+        """
+        if self.mask is None:
+            return np.zeros(size, bool)
+        try:
+            mask = np.asarray(Image.open(self.mask).convert("L")) > 127
+        except OSError as problem:
+            raise CallError(f"The mask of row {self.id} cannot be read: {self.mask} ({problem}).") from None
+        if mask.shape != size:
+            raise CallError(f"The mask of row {self.id} is {mask.shape}, its image {size}.")
+        if not mask.any():
+            raise CallError(f"The mask of row {self.id} is empty; a negative row has null.")
+        return mask
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a set.
+
+    Raises:
+        CallError: the file or a line is not well formed; the message names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or "it is not UTF-8 text"
+        raise CallError(f"The evaluation set {path} cannot be read: {reason}.") from None
+    rows, seen = [], set()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = _row(json.loads(line), path.parent)
+        except (ValueError, KeyError, TypeError) as problem:
+            raise CallError(f"Line {number} of {path} is no row of an evaluation set: {problem}.") from None
+        if row.id in seen:
+            raise CallError(f"Line {number} of {path} repeats the id {row.id}.")
+        seen.add(row.id)
+        rows.append(row)
+    if not rows:
+        raise CallError(f"The evaluation set {path} holds no row.")
+    return rows
+
+
+def _row(data: dict[str, Any], folder: Path) -> Row:
+    instruction = Instruction(data["instruction"], data["finding"], tuple(data["regions"]), data["level"])
+    lungs = data.get("lungs")
+    return Row(
+        id=str(data["id"]),
+        image=folder / data["image"],
+        instruction=instruction,
+        mask=None if data["mask"] is None else folder / data["mask"],
+        lungs=None if lungs is None else {label: Box(*box) for label, box in lungs.items()},
+        source=str(data.get("source", "")),
+    )
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    from xflow_core.export.files import write_whole
+
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows).encode())

@@ -1,0 +1,125 @@
+"""The compact bundle's promptable segmenter: each prompt is one square of the image and one pass of a small network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from xflow_core.domain.errors import EngineError, ValueRefused
+from xflow_core.radiograph.encoded import EncodedRadiograph
+from xflow_core.radiograph.reading import Radiograph, engine_grey
+
+from .compact_network import SegmenterNet
+from .compact_region import SIDE, Region, look, prompt_channels
+from .protocol import Prediction, Prompt
+from .weights import load_weights
+
+_PICTURE = 512  # Longer side of the picture that regions are cut from.
+
+
+def encoded_grey(image: EncodedRadiograph) -> Tensor:
+    """The engine's grey, its longer side 512 pixels, made once per image: float32 ``[1, 1, h, w]`` in [0, 1]."""
+
+    def compute(radiograph: Radiograph) -> Tensor:
+        grey = engine_grey(radiograph)
+        height, width = grey.shape
+        scale = _PICTURE / max(height, width)
+        size = (max(round(width * scale), 1), max(round(height * scale), 1))
+        # Pillow's triangle filter averages over what it merges, so that fine detail does not alias.
+        picture = np.array(Image.fromarray(grey).resize(size, Image.Resampling.BILINEAR))
+        return torch.from_numpy(np.clip(picture, 0, 1))[None, None]
+
+    grey: Tensor = image.feature("compact.grey", compute)
+    return grey
+
+
+def prompt_inputs(image: EncodedRadiograph, prompts: Sequence[Prompt]) -> tuple[list[Region], Tensor, Tensor]:
+    """Where each prompt looks, and the two inputs of a region network.
+
+    Returns:
+        N regions, the grey ``[N, 1, 192, 192]`` and the prompt's channels ``[N, 6, 192, 192]``.
+
+    Raises:
+        ValueRefused: a prompt with neither box nor click, or a previous mask of another size.
+    """
+    size = image.radiograph.record.size
+    regions, previous = [], []
+    for prompt in prompts:
+        if prompt.box is None and not prompt.clicks:
+            raise ValueRefused("A prompt needs a box or at least one click; this one has neither.")
+        before = None if prompt.previous is None else prompt.previous.mask
+        if before is not None and before.shape != size:
+            raise ValueRefused(f"The previous mask is of {before.shape} pixels, the image of {size}.")
+        region = Region.around(prompt.box, prompt.clicks, before, size)
+        regions.append(region)
+        previous.append(torch.zeros(SIDE, SIDE) if before is None else region.cut(before))
+    theta = torch.stack([region.theta() for region in regions])
+    channels = prompt_channels(
+        theta,
+        [None if p.box is None else (p.box.x1, p.box.y1, p.box.x2, p.box.y2) for p in prompts],
+        [[(c.point.x, c.point.y, c.polarity == "positive") for c in p.clicks] for p in prompts],
+        torch.stack(previous),
+    )
+    return regions, look(encoded_grey(image), theta), channels
+
+
+class CompactSegmenter:
+    """A :class:`~xflow_core.segmenters.protocol.PromptableSegmenter` on the CPU (or a GPU).
+
+    Args:
+        net: in evaluation mode.
+        quality: slope and offset on the logit of the network's own estimate of its mask's IoU, set on patients that it
+            did not learn from: unseen images go less well than those of the training, which the estimate was made on.
+    """
+
+    def __init__(self, net: SegmenterNet, quality: tuple[float, float] = (1.0, 0.0)) -> None:
+        self._net = net
+        self._quality = quality
+
+    @classmethod
+    def load(cls, path: Path, quality: tuple[float, float] = (1.0, 0.0), device: str = "cpu") -> CompactSegmenter:
+        """From the bundle's safetensors file.
+
+        Raises:
+            BundleError: the file is not this network's.
+        """
+        net = SegmenterNet()
+        load_weights(net, path)
+        return cls(net.to(device), quality)
+
+    def probabilities(
+        self, image: EncodedRadiograph, prompts: Sequence[Prompt]
+    ) -> list[tuple[Region, np.ndarray, float]]:
+        """Each prompt's region, the mask's probability in it (float32 ``[96, 96]``) and the predicted IoU.
+
+        Raises:
+            ValueRefused: a prompt with neither box nor click, or a previous mask of another size.
+            EngineError: the network gave no usable numbers.
+        """
+        device = next(self._net.parameters()).device
+        slope, offset = self._quality
+        found: list[tuple[Region, np.ndarray, float]] = []
+        # One by one: a batch's last digits depend on its size, and a replay must give the same mask as the first run.
+        for prompt in prompts:
+            (region,), grey, channels = prompt_inputs(image, [prompt])
+            with torch.inference_mode():
+                logits, quality = self._net(grey.to(device), channels.to(device))
+            if not (torch.isfinite(logits).all() and torch.isfinite(quality).all()):
+                raise EngineError("The segmenter gave numbers that are not finite; no mask was computed.")
+            score = float(quality[0])
+            found.append((region, logits[0].sigmoid().cpu().numpy(), 1 / (1 + math.exp(-(slope * score + offset)))))
+        return found
+
+    def segment(self, image: EncodedRadiograph, prompts: Sequence[Prompt]) -> list[Prediction]:
+        """See the protocol. ``state`` is always None: the binary mask is all that the next click starts from, so a
+        trace read from disk goes on exactly as it would have live."""
+        return [
+            Prediction(region.paste(probability) > 0.5, predicted_iou)
+            for region, probability, predicted_iou in self.probabilities(image, prompts)
+        ]
