@@ -65,5 +65,5 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.torch
-	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo,test]"
+	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo,test,train]"
 	@touch $@ $(VENV)/.demo

@@ -88,7 +88,7 @@ def main() -> None:
     from xflow_core.bundles.loading import load_engine
     from xflow_core.domain.findings import FINDINGS
     from xflow_core.domain.instruction import parse_instruction
-    from xflow_core.domain.trace import ClickStep, MaskStep, PresenceStep, Trace
+    from xflow_core.domain.trace import BoxesStep, Click, ClickStep, MaskStep, PresenceStep, StopStep, Trace
     from xflow_core.radiograph.encoded import EncodedRadiograph
     from xflow_core.radiograph.reading import read_radiograph
     from xflow_core.workflow.session import Session, answer
@@ -118,7 +118,8 @@ def main() -> None:
             )
         )
         image = engine.admit(radiograph, accept_image=True)
-        steps: dict[str, list[float]] = {"first verdict": [], "mask": [], "click": []}
+        names = ("first verdict", "mask", "mask after a click", "policy: click or stop")
+        steps: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(options.repeat):
             (instruction,) = parse_instruction("Segment the opacity")
             session = Session(engine, image, instruction)
@@ -130,8 +131,15 @@ def main() -> None:
                 elif isinstance(step, MaskStep):
                     # The boxes' masks are made in one call, timed with the first of them.
                     steps["mask"].append(step.seconds)
-                elif isinstance(step, ClickStep):
-                    steps["click"].append(step.seconds)
+            # The policy may make no click of its own: one of a user's, in the middle of the first box.
+            k = next(k for k, step in enumerate(session.steps) if isinstance(step, StopStep))
+            boxed = next(step for step in session.steps if isinstance(step, BoxesStep)).boxes[0]
+            turn = 1 + sum(isinstance(s, ClickStep) and s.component == boxed.component for s in session.steps[:k])
+            click = Click("positive", boxed.box.centre)
+            clicked = session.replace(k, ClickStep(component=boxed.component, turn=turn, click=click))
+            after = clicked.run()
+            steps["mask after a click"].append(next(after).seconds)
+            steps["policy: click or stop"].append(next(after).seconds)
         boxes = sum(isinstance(step, MaskStep) and step.turn == 0 for step in session.steps)
         for name, seconds in steps.items():
             if seconds:

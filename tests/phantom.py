@@ -1,8 +1,7 @@
 """A third backend, small enough to read: bright discs in two dark lungs, found by a threshold.
 
-It follows the same protocols as the compact and the foundation backend, computes its answers from the pixels, and counts
-what it is asked, so that the tests of the workflow can say what was computed and what was kept.
-"""
+It follows the same protocols as the compact and the foundation backend, computes its answers from the pixels, and
+counts what it is asked, so that the tests of the workflow can say what was computed and what was kept."""
 
 from __future__ import annotations
 

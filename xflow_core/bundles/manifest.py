@@ -68,7 +68,9 @@ class Bundle:
             if not path.is_file():
                 raise BundleError(f"The bundle {self.name!r} lacks its file {path}; install it anew.")
             if file_sha256(path) != expected:
-                raise BundleError(f"{path} is not the file that the bundle {self.name!r} was made with; install it anew.")
+                raise BundleError(
+                    f"{path} is not the file that the bundle {self.name!r} was made with; install it anew."
+                )
 
 
 def file_sha256(path: Path) -> str:

@@ -11,21 +11,26 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from xflow_core import NOT_FOR_CLINICAL_USE, __version__
-from xflow_core.domain.errors import CallError, XFlowError
+from xflow_core.domain.errors import CallError, EngineError, XFlowError
 
 app = typer.Typer(
     name="xflow",
-    help=f"Ask a chest radiograph a question: lungs, verdicts, boxes, a mask, clicks. {NOT_FOR_CLINICAL_USE.capitalize()}.",
+    help="Ask a chest radiograph a question: lungs, verdicts, boxes, a mask, clicks. "
+    f"{NOT_FOR_CLINICAL_USE.capitalize()}.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# Typer's own base of usage errors: click's in its earlier versions, a copy of its own in the later ones.
+UsageProblem: type[typer.BadParameter] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
 bundles_app = typer.Typer(name="bundles", help="The model bundles on this machine.", no_args_is_help=True)
 app.add_typer(bundles_app)
 
@@ -48,7 +53,7 @@ def _root(
 @app.command()
 def segment(
     images: Annotated[list[Path], typer.Argument(help="DICOM, PNG, JPEG, TIFF, NIfTI, NRRD or MHA files.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the results.")],
+    out: Annotated[str, typer.Option("-o", "--out", help="Folder for the results.")],
     instruction: Annotated[
         str | None, typer.Option("-i", "--instruction", help='E.g. "Segment the effusion in the left lung".')
     ] = None,
@@ -58,16 +63,21 @@ def segment(
     stages: Annotated[int, typer.Option(min=1, max=2, help="1 ends with the boxes' masks, 2 revises them.")] = 2,
     seed: Annotated[int, typer.Option(help="For policies that sample.")] = 0,
     accept_image: Annotated[
-        bool, typer.Option("--accept-image", help="Run against the guards' refusal; the trace keeps the warning.")
+        bool,
+        typer.Option(
+            "--accept-image", help="Run against the guards' refusal, kept as a warning; not for several frames."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON line at the end.")] = False,
 ) -> None:
     """Answer an instruction on radiographs and write mask, overlay and trace."""
     from .segment import SegmentCall, run_segment
 
+    if not out:  # an unset variable of the shell; as a path it would be the current folder
+        raise CallError("-o names no folder.")
     call = SegmentCall(
         images=tuple(images),
-        out=out,
+        out=Path(out),
         instruction=instruction,
         survey=survey,
         bundle=bundle,
@@ -97,7 +107,9 @@ def bundles_list() -> None:
 
 
 @bundles_app.command("show")
-def bundles_show(name: str, as_json: Annotated[bool, typer.Option("--json", help="Print the manifest.")] = False) -> None:
+def bundles_show(
+    name: str, as_json: Annotated[bool, typer.Option("--json", help="Print the manifest.")] = False
+) -> None:
     """What a bundle answers, how well, and what it was made from."""
     from .bundles import run_show
 
@@ -115,27 +127,38 @@ def bundles_verify(name: str) -> None:
 def fail(problem: XFlowError, what: str | None = None) -> int:
     """Print an error's one line on stderr; returns its exit status."""
     sentence = " ".join(str(problem).split())
+    if what and sentence.startswith(f"{Path(what).name} "):
+        sentence, what = f"{what}{sentence[len(Path(what).name) :]}", None
     print(f"xflow: {what}: {sentence}" if what else f"xflow: {sentence}", file=sys.stderr)
     return problem.exit_status
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command and end the process with its status."""
+    for stream in (sys.stdout, sys.stderr):
+        # Where the terminal's encoding lacks a character, show its number rather than fail.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     command = typer.main.get_command(app)
     try:
         status = command.main(arguments, prog_name="xflow", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as shown:
-        print(shown.format_message(), file=sys.stderr)
-        status = CallError.exit_status
-    except click.ClickException as problem:
-        status = fail(CallError(f"{problem.format_message()} (xflow --help tells more)"))
-    except (click.Abort, KeyboardInterrupt):
+    except UsageProblem as problem:
+        if type(problem).__name__ == "NoArgsIsHelpError":
+            print(problem.format_message(), file=sys.stderr)
+            status = CallError.exit_status
+        else:
+            status = fail(CallError(f"{problem.format_message()} (xflow --help tells more)"))
+    except (typer.Abort, KeyboardInterrupt):
         print("xflow: stopped by the user.", file=sys.stderr)
         status = 130
     except XFlowError as problem:
         status = fail(problem)
-    except BrokenPipeError:
-        # The reader went away (xflow .. | head): not an error, but nothing more may be written.
+    except OSError as problem:
+        # Standard output cannot be written. A reader that went away (xflow .. | head) is no error; nothing more may be
+        # written to it, also not at the interpreter's end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
+        gone = isinstance(problem, BrokenPipeError)
+        status = 0 if gone else fail(EngineError(f"Stopped by the system: {problem.strerror or problem}."))
+    except Exception as problem:  # noqa: BLE001  the last resort: one line and a status, whatever went wrong
+        status = fail(EngineError(f"An internal error, please report it: {problem!r}."))
     sys.exit(status if isinstance(status, int) else 0)

@@ -20,9 +20,8 @@ from xflow_core.domain.errors import BundleError
 PARTS = (
     ("torch", "torch", "the engine"),
     ("SimpleITK", "SimpleITK", "NIfTI, NRRD and MHA images"),
-    ("gdcm", "python-gdcm", "DICOM in JPEG and JPEG lossless"),
+    ("gdcm", "python-gdcm", "DICOM in JPEG, JPEG lossless, JPEG-LS and RLE"),
     ("openjpeg", "pylibjpeg-openjpeg", "DICOM in JPEG 2000 and HTJ2K"),
-    ("jpeg_ls", "pyjpegls", "DICOM in JPEG-LS"),
     ("highdicom", "highdicom", "DICOM SEG, SR and PR"),
     ("transformers", "transformers", "the foundation bundle"),
     ("peft", "peft", "the foundation bundle's adapters"),
@@ -103,7 +102,9 @@ def _words(report: dict[str, Any]) -> list[str]:
         f"devices: {'; '.join(report['devices']) or 'none (torch is not installed: pip install xflow-core[engine])'}",
     ]
     for bundle in report["bundles"]:
-        lines.append(f"bundle {bundle['name']} {bundle['version']} ({bundle['backend']}): {bundle['problem'] or 'sound'}")
+        lines.append(
+            f"bundle {bundle['name']} {bundle['version']} ({bundle['backend']}): {bundle['problem'] or 'sound'}"
+        )
     for part in report["parts"]:
         lines.append(f"{part['part']} {part['version'] or 'not installed'}: {part['for']}")
     lines.append("ready." if report["ready"] else "not ready: see above.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,19 @@ class SegmentCall:
 
 def run_segment(call: SegmentCall) -> int:
     """Answer the call; returns the exit status, the highest of all images."""
+    try:
+        status, results = _run(call)
+    except XFlowError as problem:
+        # The call itself is wrong, or the bundle: no image was looked at.
+        status, results = fail(problem), []
+    if call.as_json:
+        only = results[0] if len(results) == 1 else {}
+        end = {"results": results, "exit_status": status, "notice": NOT_FOR_CLINICAL_USE}
+        print(json.dumps({**only, **end}), flush=True)
+    return status
+
+
+def _run(call: SegmentCall) -> tuple[int, list[dict[str, Any]]]:
     instructions = call.instructions()
     if call.out.exists() and not call.out.is_dir():
         raise CallError(f"{call.out} is a file; -o names a folder.")
@@ -82,12 +95,7 @@ def run_segment(call: SegmentCall) -> int:
             status = max(status, done)
             results += made
             progress.advance(task)
-    if call.as_json:
-        only = results[0] if len(results) == 1 else {}
-        print(
-            json.dumps({**only, "results": results, "exit_status": status, "notice": NOT_FOR_CLINICAL_USE}), flush=True
-        )
-    return status
+    return status, results
 
 
 def _segment_image(
@@ -98,7 +106,7 @@ def _segment_image(
     from xflow_core.workflow.session import answer, unanswered
 
     start = time.perf_counter()
-    radiograph = read_radiograph(path)
+    radiograph = read_radiograph(path, accept_colour=call.accept_image)
     say = _Speaker(call.as_json)
     say(f"{path}: {radiograph.record.size[1]} x {radiograph.record.size[0]} pixels")
     refusal: RadiographRefused | None = None
@@ -115,6 +123,7 @@ def _segment_image(
         made = []
         for instruction in instructions:
             trace = unanswered(engine.identity, image, instruction, "refused", str(refusal))
+            trace.seconds.update(read=read_seconds, total=read_seconds)
             made.append(_write(folder, trace, image, path))
         return status, made
 
@@ -134,11 +143,17 @@ def _segment_image(
         assert trace.result is not None
         if trace.result.status == "failed":
             status = max(status, fail(EngineError(trace.result.message or "the engine failed"), str(path)))
-        written = _write(folder, trace, image, path)
+        try:
+            written = _write(folder, trace, image, path)
+        except XFlowError as problem:
+            # What was written for the other findings stays, and is listed.
+            status = max(status, fail(problem, str(path)))
+            made.append({**_without_trace(path, problem), "finding": instruction.finding})
+            continue
         say(f"  {result_in_words(trace)}")
         for key in ("overlay", "mask", "trace"):
             if written[f"{key}_file"]:
-                say(f"    {key}: {written[f'{key}_file']}")
+                say(f"    {key}: {Path(written['folder']) / written[f'{key}_file']}")
         made.append(written)
     say(f"  {NOT_FOR_CLINICAL_USE}")
     return status, made
@@ -148,16 +163,14 @@ def _write(folder: Path, trace: Trace, image: EncodedRadiograph, path: Path) -> 
     target = folder / trace.instruction.finding
     files = write_result(target, trace, image.radiograph.display)
     assert trace.result is not None
-    result = trace.result.to_json()
-    result["mask_file"] = None if files.mask is None else str(files.mask)
     return {
         "image": str(path),
         "finding": trace.instruction.finding,
         "regions": list(trace.instruction.regions),
-        **result,
+        **replace(trace.result, mask_file=None if files.mask is None else files.mask.name).to_json(),
+        "overlay_file": None if files.overlay is None else files.overlay.name,
+        "trace_file": files.trace.name,
         "folder": str(target),
-        "trace_file": str(files.trace),
-        "overlay_file": None if files.overlay is None else str(files.overlay),
     }
 
 

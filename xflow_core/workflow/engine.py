@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from xflow_core.domain.errors import RadiographRefused, UnsupportedFinding
+from xflow_core.domain.errors import EngineError, RadiographRefused, UnsupportedFinding, XFlowError
 from xflow_core.domain.trace import BundleIdentity
 from xflow_core.policies.protocols import GuardReport, ImageGuard, InitPolicy, RevisionPolicy
 from xflow_core.radiograph.encoded import EncodedRadiograph
@@ -37,7 +37,12 @@ class Engine:
     def inspect(self, image: EncodedRadiograph) -> GuardReport:
         """All that speaks against the picture: its header, simple pixel evidence, and the bundle's learned guard."""
         refusals, warnings = inspect_header_and_pixels(image.radiograph)
-        learned = GuardReport() if self.guard is None else self.guard.inspect(image)
+        try:
+            learned = GuardReport() if self.guard is None else self.guard.inspect(image)
+        except XFlowError:
+            raise
+        except Exception as problem:
+            raise EngineError(f"The bundle's guard failed: {problem!r}.") from problem
         return GuardReport((*refusals, *learned.refusals), (*warnings, *learned.warnings))
 
     def admit(self, radiograph: Radiograph, *, accept_image: bool = False) -> EncodedRadiograph:

@@ -110,6 +110,9 @@ class Session:
         """
         if trace.image.sha256 != image.radiograph.record.sha256:
             raise ValueRefused("The trace was made on another image (its sha256 differs).")
+        size = image.radiograph.record.size
+        if any(isinstance(step, MaskStep) and step.mask.size != size for step in trace.steps):
+            raise ValueRefused("The trace holds a mask of another size than the image.")
         if trace.bundle != engine.identity:
             raise ValueRefused(
                 f"The trace was made by bundle {trace.bundle.name} {trace.bundle.version}, not by "
@@ -141,7 +144,13 @@ class Session:
             if self._cancelled.is_set():
                 raise Cancelled("Cancelled by the user before the next step.")
             start = time.perf_counter()
-            step, part = self._next()
+            try:
+                step, part = self._next()
+            except XFlowError:
+                raise
+            # A model's library raises what it likes (out of memory, a shape): this run ends, the others go on.
+            except Exception as problem:
+                raise EngineError(f"A model failed after step {len(self.steps)}: {problem!r}.") from problem
             took = time.perf_counter() - start
             self.seconds[part] += took
             step = replace(step, seconds=took)
@@ -156,7 +165,8 @@ class Session:
         """A new session that keeps the steps before ``k``, has ``step`` as its ``k``-th, and computes what follows.
 
         The new step takes the user as its origin. A stop may be replaced by a click and a click by a stop; every other
-        kind by its own. This session stays as it is.
+        kind by its own. A mask that the user drew is not cut, and the revision goes on from it: replace the click that
+        may follow by a stop to keep it as drawn. This session stays as it is.
 
         Raises:
             ValueRefused: no such step, or the new one cannot stand there.
