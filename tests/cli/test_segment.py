@@ -331,3 +331,30 @@ def test_a_wrong_call_with_json_still_ends_with_an_object(rg1: Path, tmp_path: P
     assert ended.status == 2
     assert ended.result["exit_status"] == 2
     assert ended.result["results"] == []
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_several_frames_are_refused_and_the_first_runs_when_accepted(
+    compressed: bool, pack: Path, tmp_path: Path, xflow
+) -> None:
+    import pydicom
+    from pydicom.uid import RLELossless
+
+    dataset = pydicom.dcmread(pack / "dicom" / "derived" / "m2_12bit.dcm")
+    first = dataset.PixelData
+    dataset.PixelData = first + bytes(len(first))
+    dataset.NumberOfFrames = 2
+    if compressed:
+        dataset.compress(RLELossless)
+    dataset.save_as(tmp_path / "cine.dcm")
+    call = ("segment", tmp_path / "cine.dcm", "-i", "Segment the consolidation", "-o", tmp_path / "out")
+    refused = xflow(*call)
+    assert refused.status == 3
+    assert "2 frames" in refused.err
+    assert xflow(*call, "--accept-image").status == 0
+    single = pack / "dicom" / "derived" / "m2_12bit.dcm"
+    xflow("segment", single, "-i", "Segment the consolidation", "-o", tmp_path / "out")
+    folder = tmp_path / "out"
+    two, one = (read_trace(folder / name / "consolidation" / "trace.json") for name in ("cine", "m2_12bit"))
+    assert two.steps == one.steps
+    assert any("2 frames" in warning for warning in two.image.warnings)

@@ -65,7 +65,7 @@ def segment(
     accept_image: Annotated[
         bool,
         typer.Option(
-            "--accept-image", help="Run against the guards' refusal, kept as a warning; not for several frames."
+            "--accept-image", help="Run against the guards' refusal, kept as a warning; the first of several frames."
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON line at the end.")] = False,

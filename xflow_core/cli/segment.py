@@ -106,7 +106,7 @@ def _segment_image(
     from xflow_core.workflow.session import answer, unanswered
 
     start = time.perf_counter()
-    radiograph = read_radiograph(path, accept_colour=call.accept_image)
+    radiograph = read_radiograph(path, accept_image=call.accept_image)
     say = _Speaker(call.as_json)
     say(f"{path}: {radiograph.record.size[1]} x {radiograph.record.size[0]} pixels")
     refusal: RadiographRefused | None = None

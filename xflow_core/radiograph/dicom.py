@@ -72,7 +72,7 @@ def read_dicom(data: bytes, name: str, accept: bool = False) -> Content:
             f"{name} is coded in the transfer syntax {syntax}, which XFlow does not read; convert it to Explicit VR "
             "Little Endian first."
         )
-    pixels = _Pixels.of(header)
+    pixels = _Pixels.of(header, accept)
     words, precision = _decode(header, pixels)
     if pixels.samples == 3:
         samples = _grey_of_channels(words, 2 ** min(precision, pixels.stored) - 1, name, accept)
@@ -263,12 +263,12 @@ class _Pixels:
     signed: bool
 
     @classmethod
-    def of(cls, header: _Header) -> _Pixels:
+    def of(cls, header: _Header, accept: bool) -> _Pixels:
         name = header.name
         rows, columns = header.whole("Rows"), header.whole("Columns")
         check_size(rows, columns, name)
         frames = header.whole("NumberOfFrames", 1)
-        if frames > 1:
+        if frames > 1 and not accept:
             raise RadiographRefused(f"{name} holds {frames} frames; XFlow reads single radiographs.")
         photometric = header.word("PhotometricInterpretation")
         samples = header.whole("SamplesPerPixel", 1)
@@ -314,7 +314,7 @@ def _decode(header: _Header, pixels: _Pixels) -> tuple[np.ndarray, int]:
     if not isinstance(data, bytes):
         raise RadiographError(f"{header.name} holds no integer pixel data, so no radiograph.")
     if header.syntax in codecs.COMPRESSED:
-        stream = _codestream(data, header.name)
+        stream = _codestream(data, header.whole("NumberOfFrames", 1), header.name)
         return codecs.decode(
             stream, header.syntax, pixels.rows, pixels.columns, pixels.samples, pixels.allocated, header.name
         )
@@ -342,8 +342,8 @@ def _decode(header: _Header, pixels: _Pixels) -> tuple[np.ndarray, int]:
     return words.reshape(*shape, 3), pixels.allocated
 
 
-def _codestream(data: bytes, name: str) -> bytes:
-    """The fragments of the only frame, joined (PS3.5 annex A.4)."""
+def _codestream(data: bytes, frames: int, name: str) -> bytes:
+    """The fragments of the only frame, joined (PS3.5 annex A.4); of several frames the first, kept in one fragment."""
     fragments: list[bytes] = []
     at = 0
     while at + 8 <= len(data) and len(fragments) <= MAX_FRAGMENTS:
@@ -354,7 +354,11 @@ def _codestream(data: bytes, name: str) -> bytes:
         at += 8 + length
     if len(fragments) < 2:  # the first is the offset table
         raise RadiographError(f"{name} holds no compressed image where its header announces one; get it again.")
-    return b"".join(fragments[1:])
+    if frames <= 1:
+        return b"".join(fragments[1:])
+    if len(fragments) - 1 != frames:
+        raise RadiographError(f"{name} keeps its {frames} frames in pieces; export the one that is meant.")
+    return fragments[1]
 
 
 def _grey_of_channels(words: np.ndarray, full_scale: int, name: str, accept: bool) -> np.ndarray:

@@ -36,7 +36,7 @@ def read_picture(data: bytes, source: str, name: str, accept: bool = False) -> C
         with quiet_native():
             image = _open(data, source)
             check_size(image.height, image.width, name)
-            if getattr(image, "is_animated", False):
+            if getattr(image, "is_animated", False) and not accept:
                 raise RadiographRefused(f"{name} holds several pages; XFlow reads single radiographs.")
             values, colour = _grey(image, data, source, name, warnings, accept)
     except RadiographError:

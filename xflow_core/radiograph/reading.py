@@ -55,7 +55,7 @@ class Radiograph:
 
 
 def read_radiograph(
-    source: str | os.PathLike[str] | bytes, *, name: str | None = None, accept_colour: bool = False
+    source: str | os.PathLike[str] | bytes, *, name: str | None = None, accept_image: bool = False
 ) -> Radiograph:
     """Read one radiograph; what it is, is told by its bytes, never by its name.
 
@@ -65,7 +65,8 @@ def read_radiograph(
     Args:
         source: a path, or the bytes of a file.
         name: what messages call the image; the file's name by default.
-        accept_colour: read a colour picture all the same, as the mean of its channels, with a warning.
+        accept_image: read a colour picture (the mean of its channels) or the first of several frames or pages all the
+            same, with a warning.
 
     Raises:
         RadiographError: it cannot be read.
@@ -79,7 +80,7 @@ def read_radiograph(
     try:
         content = _content(data, name)
     except RadiographRefused as refusal:
-        if not accept_colour:
+        if not accept_image:
             raise
         content = _content(data, name, accept=True)
         content = replace(content, warnings=(*content.warnings, f"Run against the guards: {refusal}"))
