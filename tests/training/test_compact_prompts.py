@@ -20,11 +20,10 @@ from training.compact.prompts import (
     components,
     damaged,
     held_out,
-    iou,
     jittered,
     with_oracle_click,
 )
-from xflow_core.domain.geometry import Box
+from xflow_core.domain.geometry import Box, mask_iou
 from xflow_core.policies.compact_revision import GUARD
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import read_radiograph
@@ -112,7 +111,7 @@ def test_an_oracle_clicks_into_the_larger_error_and_keeps_the_guard(loaded: Pack
 def test_a_full_answer_needs_no_click(loaded: Pack, parts: list[Component]) -> None:
     case = case_of(picture(loaded, parts[0]), parts[0], parts[0].box)
     perfect = case.answered(case.true.astype(np.float32))
-    assert iou(perfect.mask, perfect.true) > 0.97
+    assert mask_iou(perfect.mask, perfect.true) > 0.97
     with_click = with_oracle_click(case.answered(np.ones_like(case.truth)))
     assert with_click is not None
     assert not with_click.clicks[-1][2]
@@ -143,5 +142,5 @@ def test_damage_is_damage() -> None:
     truth = np.zeros((96, 96), np.float32)
     truth[30:60, 25:70] = 1
     rng = np.random.default_rng(0)
-    kept = [iou(damaged(truth, rng), binary(truth)) for _ in range(50)]
+    kept = [mask_iou(damaged(truth, rng), binary(truth)) for _ in range(50)]
     assert 0.3 < np.mean(kept) < 0.9

@@ -20,7 +20,8 @@ import torch
 from scipy.optimize import least_squares
 
 from training.compact.measure_prompts import CHANGED, ROUGH, Target, foreign_mask, revised, targets
-from training.compact.prompts import iou, jittered
+from training.compact.prompts import jittered
+from xflow_core.domain.geometry import mask_iou
 from xflow_core.policies.compact_revision import CompactRevisionPolicy, RevisionSettings
 from xflow_core.segmenters.compact import CompactSegmenter
 from xflow_core.segmenters.protocol import Prompt
@@ -52,7 +53,7 @@ def quality_line(segmenter: CompactSegmenter, found: Sequence[Target], repeats: 
             assert answer.predicted_iou is not None
             estimate = min(max(answer.predicted_iou, 1e-4), 1 - 1e-4)
             scores.append(np.log(estimate / (1 - estimate)))
-            true.append(iou(answer.mask, target.mask))
+            true.append(mask_iou(answer.mask, target.mask))
     x, y = np.array(scores), np.array(true)
     fit = least_squares(lambda p: 1 / (1 + np.exp(-(p[0] * x + p[1]))) - y, (1.0, 0.0), bounds=((0.2, -5), (5, 5)))
     return round(float(fit.x[0]), 4), round(float(fit.x[1]), 4)
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> None:
             gains: dict[str, list[float]] = {"own": [], "rough": [], "foreign": []}
             for kind, target, box, mask in starts:
                 after, _ = revised(policy, segmenter, target, box, mask)
-                gains[kind].append(iou(after, target.mask) - iou(mask, target.mask))
+                gains[kind].append(mask_iou(after, target.mask) - mask_iou(mask, target.mask))
             entry = {"least_gain": gain, "trust": trust}
             for kind, values in gains.items():
                 entry[kind] = round(float(np.mean(values)), 4)

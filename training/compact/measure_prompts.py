@@ -27,8 +27,8 @@ import numpy as np
 import torch
 
 from training.compact.pack import load_pack
-from training.compact.prompts import MAIN, SMALLEST, deepest, held_out, iou, jittered
-from xflow_core.domain.geometry import Box, Point
+from training.compact.prompts import MAIN, SMALLEST, deepest, held_out, jittered
+from xflow_core.domain.geometry import Box, Point, mask_iou
 from xflow_core.domain.instruction import Instruction
 from xflow_core.domain.trace import Click, LesionBox
 from xflow_core.policies.compact_revision import GUARD, CompactRevisionPolicy, RevisionSettings
@@ -203,7 +203,7 @@ def measure(
             rng = np.random.default_rng((seed, repeat, number))
             box = jittered(target.box, 0.1, rng)
             row: dict[str, float | str] = {"finding": target.finding, "patient": target.patient}
-            row["box_filled"] = iou(box.mask(target.mask.shape), target.mask)
+            row["box_filled"] = mask_iou(box.mask(target.mask.shape), target.mask)
             clicks: list[Click] = []
             previous: Prediction | None = None
             for turn in range(CLICKS + 1):
@@ -211,7 +211,7 @@ def measure(
                 if turn == 0:
                     first = answer
                 previous = Prediction(answer.mask)
-                row[f"iou{turn}"] = iou(answer.mask, target.mask)
+                row[f"iou{turn}"] = mask_iou(answer.mask, target.mask)
                 row[f"predicted{turn}"] = float("nan") if answer.predicted_iou is None else answer.predicted_iou
                 click = oracle_click(answer.mask, target.mask, clicks)
                 if click is not None:
@@ -245,12 +245,12 @@ def revise(
     for _ in range(count):
         clicks = (*clicks, random_click(stray, box, rng))
         stray = segmenter.segment(target.image, [Prompt(box, clicks, Prediction(stray))])[0].mask
-    before = iou(mask, target.mask)
+    before = mask_iou(mask, target.mask)
     row[f"{name}_before"] = before
-    row[f"{name}_gain"] = iou(after, target.mask) - before
-    row[f"{name}_gain_second_pass"] = iou(again.mask, target.mask) - before
-    row[f"{name}_gain_box_anew"] = iou(fresh.mask, target.mask) - before
-    row[f"{name}_gain_random"] = iou(stray, target.mask) - before
+    row[f"{name}_gain"] = mask_iou(after, target.mask) - before
+    row[f"{name}_gain_second_pass"] = mask_iou(again.mask, target.mask) - before
+    row[f"{name}_gain_box_anew"] = mask_iou(fresh.mask, target.mask) - before
+    row[f"{name}_gain_random"] = mask_iou(stray, target.mask) - before
     row[f"{name}_improved"] = float(row[f"{name}_gain"] > CHANGED)
     row[f"{name}_worsened"] = float(row[f"{name}_gain"] < -CHANGED)
     row[f"{name}_clicks"] = float(count)

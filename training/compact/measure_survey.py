@@ -29,6 +29,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import ndimage, optimize
 
+from training.evaluation.metrics import area_under_roc
 from xflow_core.domain.findings import HEART, LUNGS, lung_of, region_band
 from xflow_core.domain.geometry import Box, mask_iou
 from xflow_core.policies.compact import (
@@ -102,16 +103,6 @@ def see(survey: CompactSurvey, data: Path, pack: Pack, indices: Iterable[int]) -
         middle = midline(seen.map("right lung") > 0.5, seen.map("left lung") > 0.5)
         cases.append(Case(index, record, seen, lungs, round(middle * pack.images.shape[1] / seen.maps.shape[1])))
     return cases
-
-
-def auc(truth: Sequence[bool], score: Sequence[float]) -> float | None:
-    """Area under the ROC curve, ties counted half; None without both kinds."""
-    positive = np.array([s for t, s in zip(truth, score, strict=True) if t])
-    negative = np.array([s for t, s in zip(truth, score, strict=True) if not t])
-    if not positive.size or not negative.size:
-        return None
-    above = (positive[:, None] > negative[None]).sum() + 0.5 * (positive[:, None] == negative[None]).sum()
-    return float(above / (positive.size * negative.size))
 
 
 def fit_line(evidence: Sequence[float], truth: Sequence[bool]) -> tuple[float, float]:
@@ -215,8 +206,10 @@ def verdict_figures(rows: Sequence[tuple[Asked, float, bool]]) -> dict[str, Any]
     return {
         "n": len(rows),
         "positive": sum(truth),
-        "auc": auc(truth, [a.evidence for a, _, _ in rows]),
-        "auc_95": interval(rows, lambda d: auc([bool(a.present) for a, _, _ in d], [a.evidence for a, _, _ in d])),
+        "auc": area_under_roc(truth, [a.evidence for a, _, _ in rows]),
+        "auc_95": interval(
+            rows, lambda d: area_under_roc([bool(a.present) for a, _, _ in d], [a.evidence for a, _, _ in d])
+        ),
         "f1": f1(truth, stated),
         "f1_95": interval(rows, lambda d: f1([bool(a.present) for a, _, _ in d], [s for _, _, s in d])),
         "precision": hits / max(1, sum(stated)),

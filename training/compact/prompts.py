@@ -267,11 +267,6 @@ def damaged(truth: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return binary(cv2.GaussianBlur(mask.astype(np.float32), (0, 0), 1.5))
 
 
-def iou(a: np.ndarray, b: np.ndarray) -> float:
-    union = np.count_nonzero(a | b)
-    return np.count_nonzero(a & b) / union if union else 1.0
-
-
 def click_of(turn: Turn) -> Click:
     """A click as the domain has it."""
     x, y, positive = turn

@@ -70,15 +70,20 @@ def ciou(rows: Sequence[Answered]) -> float | None:
     return sum(row.intersection for row in rows if row.positive) / union if union else None
 
 
-def auc(rows: Sequence[Answered]) -> float | None:
-    """Area under the ROC curve of the probability, ties counted half; None without both kinds."""
-    known = [(row.positive, row.probability) for row in rows if row.probability is not None]
-    yes = np.array([p for positive, p in known if positive], float)
-    no = np.array([p for positive, p in known if not positive], float)
+def area_under_roc(truth: Sequence[bool], score: Sequence[float]) -> float | None:
+    """Area under the ROC curve, ties counted half; None without both kinds."""
+    yes = np.array([s for t, s in zip(truth, score, strict=True) if t], float)
+    no = np.array([s for t, s in zip(truth, score, strict=True) if not t], float)
     if not yes.size or not no.size:
         return None
     above = (yes[:, None] > no[None]).sum() + 0.5 * (yes[:, None] == no[None]).sum()
     return float(above / (yes.size * no.size))
+
+
+def auc(rows: Sequence[Answered]) -> float | None:
+    """:func:`area_under_roc` of the probability, over the rows that have one."""
+    known = [(row.positive, row.probability) for row in rows if row.probability is not None]
+    return area_under_roc([positive for positive, _ in known], [probability for _, probability in known])
 
 
 def over_levels(rows: Sequence[Answered], measure: Callable[[Sequence[Answered]], float | None]) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,9 +104,13 @@ def _segment_image(
     from xflow_core.radiograph.reading import read_radiograph
     from xflow_core.workflow.session import answer, unanswered
 
+    def say(line: str) -> None:
+        # With --json the trace tells the steps; stderr is for errors alone.
+        if not call.as_json:
+            print(line, flush=True)
+
     start = time.perf_counter()
     radiograph = read_radiograph(path, accept_image=call.accept_image)
-    say = _Speaker(call.as_json)
     say(f"{path}: {radiograph.record.size[1]} x {radiograph.record.size[0]} pixels")
     refusal: RadiographRefused | None = None
     try:
@@ -178,13 +181,3 @@ def _without_trace(path: Path, problem: XFlowError) -> dict[str, Any]:
     status = "refused" if isinstance(problem, RadiographRefused) else "failed"
     kind = "unreadable" if isinstance(problem, RadiographError) and status == "failed" else status
     return {"image": str(path), "status": status, "present": None, "reason": kind, "message": str(problem)}
-
-
-class _Speaker:
-    """The steps in words: on stdout, or on stderr when stdout carries JSON."""
-
-    def __init__(self, as_json: bool) -> None:
-        self._stream = sys.stderr if as_json else sys.stdout
-
-    def __call__(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
