@@ -155,7 +155,7 @@ def plot(path: Path, found: dict[str, dict[str, float | None]], title: str) -> N
     )
     axes.set_ylim(0, 1)
     axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False, ncols=3, fontsize=8, loc="upper right")
+    figure.legend(frameon=False, ncols=3, fontsize=8, loc="outside lower center")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     pyplot.close(figure)
