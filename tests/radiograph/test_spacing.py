@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from radiograph.dresses import dataset, itk, pillow, written
 
+from xflow_core.domain.spacing import dicom_spacing
 from xflow_core.domain.trace import ImageRecord
 from xflow_core.radiograph.reading import read_radiograph
-from xflow_core.radiograph.spacing import dicom_spacing
 
 
 def record(picture: np.ndarray, **attributes: Any) -> ImageRecord:

@@ -41,6 +41,12 @@ class CallError(XFlowError):
     exit_status = 2
 
 
+class NotWritten(CallError):
+    """Results cannot be written where the call wants them: a full disk, a read-only folder."""
+
+    exit_status = 4
+
+
 class RadiographError(XFlowError):
     """A file could not be read as one image."""
 
@@ -51,10 +57,45 @@ class RadiographRefused(RadiographError):
     """The file was read, and is plainly not one frontal chest radiograph; the message says why."""
 
 
+class ExportError(XFlowError):
+    """A DICOM object could not be made from, or read for, a source image; the message says why."""
+
+    exit_status = 4
+
+
+class PacsError(XFlowError):
+    """A DICOMweb service cannot be reached, refuses, or answers what it should not: the images could not be had."""
+
+    exit_status = 3
+
+
+class StoreError(PacsError):
+    """A DICOMweb service did not take all results; they are on disk, and the message says which and where."""
+
+    exit_status = 4
+
+
 class EngineError(XFlowError):
     """The models failed: no answer was computed. Never the same as "absent"."""
 
     exit_status = 4
+
+
+class ServiceError(XFlowError):
+    """The engine's service refuses a request or fails; ``kind`` is the wire protocol's word for it."""
+
+    exit_status = 4
+
+    def __init__(self, message: str, kind: str = "internal") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ServiceGone(ServiceError):
+    """The engine's service cannot be reached, or fell silent in the middle of an answer; what was answered stays."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "gone")
 
 
 class Cancelled(XFlowError):

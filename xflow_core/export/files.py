@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from xflow_core.domain.errors import CallError, ValueRefused
+from xflow_core.domain.errors import CallError, NotWritten, ValueRefused
 from xflow_core.domain.trace import ResultStep, Trace
 
 from .overlay import draw_overlay
@@ -28,6 +28,11 @@ TRACE_FILE = "trace.json"
 MASK_FILE = "mask.png"
 OVERLAY_FILE = "overlay.png"
 _OURS = (TRACE_FILE, MASK_FILE, OVERLAY_FILE)
+SEG_FILE = "seg.dcm"
+SR_FILE = "sr.dcm"
+PR_FILE = "pr.dcm"
+SC_FILE = "sc.dcm"
+DICOM_FILES = (SEG_FILE, SR_FILE, PR_FILE, SC_FILE)
 
 IMAGE_ENDINGS = (
     ".nii.gz", ".dicom", ".tiff", ".jpeg", ".nhdr", ".nrrd", ".dcm", ".png", ".jpg", ".jpe", ".jp2", ".tif", ".bmp",
@@ -154,6 +159,22 @@ def write_result(folder: str | Path, trace: Trace, display: np.ndarray | None = 
     )
 
 
+def remove_dicom(folder: str | Path) -> None:
+    """Remove the DICOM results of an earlier image from ``OUT/<image>/``: they say nothing of the new answers there.
+
+    Raises:
+        NotWritten: one cannot be removed.
+    """
+    for name in DICOM_FILES:
+        path = Path(folder) / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as problem:
+            raise NotWritten(
+                f"{path} is out of date and cannot be removed: {problem.strerror or problem}."
+            ) from problem
+
+
 def image_name(path: str | Path) -> str:
     """The file's name without a known image ending, made safe for any file system.
 
@@ -250,7 +271,7 @@ def _said(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise CallError(
+        raise NotWritten(
             f"{path} cannot be written: {problem.strerror or problem}; choose another output folder or make room there."
         ) from problem
 

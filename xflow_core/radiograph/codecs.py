@@ -23,8 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from xflow_core.domain.errors import RadiographError
+from xflow_core.domain.quiet import quiet_python
 
-from .quiet import quiet_native, quiet_python
+from .quiet import quiet_native
 
 RLE = "1.2.840.10008.1.2.5"
 JPEG_DCT = frozenset({"1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51"})

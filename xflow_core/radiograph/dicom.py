@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from xflow_core.domain.errors import RadiographError, RadiographRefused
+from xflow_core.domain.quiet import quiet_python
+from xflow_core.domain.spacing import dicom_spacing
 
 from . import codecs
 from .content import COLOUR_TOLERANCE, COLOURED_SHARE, Content, HeaderEvidence, Window, check_size, grey_of_colour
 from .display import FUNCTIONS, LINEAR, LookupTable, apply_window, mirror_window, stretch, to_bytes, window_is_usable
-from .quiet import quiet_python
-from .spacing import dicom_spacing
 
 _IMPLICIT, _EXPLICIT = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1"
 _DEFLATED, _BIG_ENDIAN = "1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.2"

@@ -55,12 +55,13 @@ MAX_PADDING_SHARE = 0.8
 
 def inspect_header_and_pixels(radiograph: Radiograph) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Why the image should be refused, and what to be warned of: plain sentences, each list empty when all is well."""
-    refusals, warnings = _of_header(radiograph.header, radiograph.record.source)
+    refusals, warnings = inspect_header(radiograph.header, radiograph.record.source)
     refusals += _of_pixels(radiograph)
     return tuple(refusals), tuple(warnings)
 
 
-def _of_header(header: HeaderEvidence, source: str) -> tuple[list[str], list[str]]:
+def inspect_header(header: HeaderEvidence, source: str = "dicom") -> tuple[list[str], list[str]]:
+    """Refusals and warnings as in :func:`inspect_header_and_pixels`, by the header alone, before any pixel is had."""
     if source != "dicom":
         return [], ["The file does not say what it shows; it is taken for a frontal chest, bright where dense."]
     refusals: list[str] = []
@@ -91,8 +92,17 @@ def _of_header(header: HeaderEvidence, source: str) -> tuple[list[str], list[str
     return refusals, warnings
 
 
+def says_frontal(header: HeaderEvidence) -> bool:
+    """Whether the header names a frontal view; false also where it names none."""
+    return bool(_FRONTAL.search(_view(header))) and not inspect_header(header)[0]
+
+
+def _view(header: HeaderEvidence) -> str:
+    return " ".join(word for word in (header.view_position, header.view_code) if word)
+
+
 def _of_view(header: HeaderEvidence, refusals: list[str], warnings: list[str]) -> None:
-    view = " ".join(word for word in (header.view_position, header.view_code) if word)
+    view = _view(header)
     row, column = header.orientation or ("", "")
     sideways = row[:1] in ("A", "P") or column[:1] in ("A", "P")
     if _DECUBITUS.search(view):  # "left lateral decubitus" is a frontal view of someone lying on the side

@@ -1,34 +1,15 @@
-"""Keeping third-party readers quiet.
-
-Their warnings quote the values that they complain about, which may be a patient's, and their C code writes to the
-process's standard error, where a command's one line of error belongs. Both are process-wide, hence one lock.
-"""
+"""Keeping third-party readers quiet: their C code writes to the process's standard error, where a command's one line of
+error belongs, and may quote a patient's values there."""
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import tempfile
-import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_lock = threading.RLock()
-
-
-@contextmanager
-def quiet_python() -> Iterator[None]:
-    """No Python warnings, and nothing from pydicom's logger."""
-    logger = logging.getLogger("pydicom")
-    with _lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        before, logger.disabled = logger.disabled, True
-        try:
-            yield
-        finally:
-            logger.disabled = before
+from xflow_core.domain.quiet import quiet_python
 
 
 @contextmanager

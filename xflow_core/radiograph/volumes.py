@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from xflow_core.domain.errors import RadiographError, RadiographRefused
+from xflow_core.domain.spacing import volume_spacing
 
 from .content import Content, HeaderEvidence, check_size, grey_of_colour
 from .pictures import shown
 from .quiet import quiet_native
-from .spacing import volume_spacing
 
 NAMES = {"nifti": "NIfTI", "nrrd": "NRRD", "mha": "MetaImage"}
 _SUFFIXES = {"nifti": ".nii", "nrrd": ".nrrd", "mha": ".mha"}
