@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xflow_core.domain.errors import EngineError, RadiographRefused, UnsupportedFinding, XFlowError
@@ -29,10 +30,7 @@ class Engine:
 
     def check_finding(self, finding: str) -> None:
         """Raise :class:`UnsupportedFinding` for a finding that this engine cannot answer."""
-        if finding not in self.findings:
-            raise UnsupportedFinding(
-                f"The bundle {self.identity.name!r} cannot answer {finding}; it answers {', '.join(self.findings)}."
-            )
+        check_answered(self.identity.name, self.findings, finding)
 
     def inspect(self, image: EncodedRadiograph) -> GuardReport:
         """All that speaks against the picture: its header, simple pixel evidence, and the bundle's learned guard."""
@@ -55,11 +53,24 @@ class Engine:
             RadiographRefused: it is plainly not one frontal chest radiograph.
         """
         image = EncodedRadiograph(radiograph)
-        report = self.inspect(image)
-        if report.refusals and not accept_image:
-            raise RadiographRefused(" ".join(report.refusals))
-        accepted = tuple(f"Run against the guards: {reason}" for reason in report.refusals)
-        warnings = tuple(dict.fromkeys((*radiograph.record.warnings, *report.warnings, *accepted)))
-        record = replace(radiograph.record, warnings=warnings)
-        image.radiograph = replace(radiograph, record=record)
-        return image
+        return admitted(image, self.inspect(image), accept_image=accept_image)
+
+
+def check_answered(bundle: str, findings: Sequence[str], finding: str) -> None:
+    """Raise :class:`UnsupportedFinding` unless ``finding`` is one of the ``findings`` that the named bundle answers."""
+    if finding not in findings:
+        raise UnsupportedFinding(f"The bundle {bundle!r} cannot answer {finding}; it answers {', '.join(findings)}.")
+
+
+def admitted(image: EncodedRadiograph, report: GuardReport, *, accept_image: bool = False) -> EncodedRadiograph:
+    """The image after the guards' look at it: the same features, and their warnings in its record.
+
+    Raises:
+        RadiographRefused: the guards refuse it, and ``accept_image`` is false.
+    """
+    if report.refusals and not accept_image:
+        raise RadiographRefused(" ".join(report.refusals))
+    accepted = tuple(f"Run against the guards: {reason}" for reason in report.refusals)
+    record = image.radiograph.record
+    warnings = tuple(dict.fromkeys((*record.warnings, *report.warnings, *accepted)))
+    return image.with_record(replace(record, warnings=warnings))

@@ -40,6 +40,7 @@ from xflow_core.policies.protocols import Done
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.segmenters.protocol import Prediction, Prompt
 
+from .edits import check_steps, continue_from_mask, replace_step
 from .engine import Engine
 
 S = TypeVar("S", bound=Step)
@@ -48,7 +49,7 @@ Made = TypeVar("Made", MaskStep, ClickStep, StopStep)
 
 @dataclass(frozen=True)
 class Limits:
-    """max_clicks: clicks on one component (four in the paper, section 5.1).
+    """max_clicks: clicks on one component (four in the paper, section 5.1), or since the mask that the user drew of it.
     speck_share: 8-connected pieces of a mask under this share of the image are dropped (DESIGN.md; paper, section 6.1).
     """
 
@@ -106,13 +107,14 @@ class Session:
         """A session that stands where ``trace`` ends, for instance one read from disk.
 
         Raises:
-            ValueRefused: the trace is of another image or another bundle.
+            ValueRefused: the trace is of another image or another bundle, or no session could have made it.
         """
         if trace.image.sha256 != image.radiograph.record.sha256:
             raise ValueRefused("The trace was made on another image (its sha256 differs).")
         size = image.radiograph.record.size
-        if any(isinstance(step, MaskStep) and step.mask.size != size for step in trace.steps):
-            raise ValueRefused("The trace holds a mask of another size than the image.")
+        if tuple(trace.image.size) != size:
+            raise ValueRefused(f"The trace says that the image is of {trace.image.size} pixels; it is of {size}.")
+        check_steps(trace)
         if trace.bundle != engine.identity:
             raise ValueRefused(
                 f"The trace was made by bundle {trace.bundle.name} {trace.bundle.version}, not by "
@@ -171,26 +173,24 @@ class Session:
         Raises:
             ValueRefused: no such step, or the new one cannot stand there.
         """
-        if not 0 <= k < len(self.steps):
-            raise ValueRefused(f"There is no step {k}; the trace has {len(self.steps)}.")
-        step = replace(step, origin="user")
-        self._check_replacement(k, step)
-        branch = Session(
-            self.engine,
-            self.image,
-            self.instruction,
-            stages=self.stages,
-            seed=self.seed,
-            limits=self.limits,
-            kept=(*self.steps[:k], step),
-            branch_of=Branch(self.trace().id, k),
-        )
+        branch = self._branch(replace_step(self.trace(), k, step))
         branch._predictions = {
             key: prediction
             for key, prediction in self._predictions.items()
             if any(isinstance(s, MaskStep) and (s.component, s.turn) == key for s in self.steps[:k])
         }
         return branch
+
+    def continue_from_mask(self, component: int, mask: Mask, *, revise: bool = True) -> Session:
+        """A new session in which the user's ``mask`` stands for the component's last one, and the second stage goes on.
+
+        The component's clicks are counted anew from there, the other components keep their steps; with ``revise`` false
+        the mask stays as drawn. This session stays as it is.
+
+        Raises:
+            ValueRefused: the component has no mask, or the new one is of another size.
+        """
+        return self._branch(continue_from_mask(self.trace(), component, mask, revise=revise))
 
     def trace(self, failure: XFlowError | None = None, seconds: dict[str, float] | None = None) -> Trace:
         """What was decided so far; ``failure`` is what ended the run early, ``seconds`` adds timings from outside."""
@@ -212,6 +212,18 @@ class Session:
             seed=self.seed,
             stages=self.stages,
             seconds=spent,
+        )
+
+    def _branch(self, trace: Trace) -> Session:
+        return Session(
+            self.engine,
+            self.image,
+            self.instruction,
+            stages=trace.stages,
+            seed=self.seed,
+            limits=self.limits,
+            kept=trace.steps,
+            branch_of=trace.branch_of,
         )
 
     # What comes next.
@@ -293,7 +305,8 @@ class Session:
             return self._mask_after_click(box, masks[-1], clicks), "segmenter"
         if len(masks) > 1 and masks[-1].origin == "model" and masks[-1].mask == masks[-2].mask:
             return StopStep(component=box.component, reason="no_progress"), "stage2"
-        if len(clicks) >= self.limits.max_clicks:
+        drawn = max((step.turn for step in masks if step.origin == "user"), default=0)
+        if sum(click.turn > drawn for click in clicks) >= self.limits.max_clicks:
             return StopStep(component=box.component, reason="limit"), "stage2"
         decision = self.engine.revision_policy.revise(
             self.image,
@@ -394,41 +407,6 @@ class Session:
 
     def _of(self, kind: type[Made], component: int) -> list[Made]:
         return [step for step in self.steps if isinstance(step, kind) and step.component == component]
-
-    def _check_replacement(self, k: int, new: Step) -> None:
-        old = self.steps[k]
-        swap = {type(old), type(new)} == {StopStep, ClickStep}
-        if type(old) is not type(new) and not swap:
-            raise ValueRefused(f"A {old.kind} step cannot be replaced by a {new.kind} step.")
-        if isinstance(new, (MaskStep, ClickStep, StopStep)):
-            assert isinstance(old, (MaskStep, ClickStep, StopStep))
-            if new.component != old.component:
-                raise ValueRefused(f"The step is of component {old.component}, the new one of {new.component}.")
-        if isinstance(new, MaskStep):
-            assert isinstance(old, MaskStep)
-            if new.turn != old.turn:
-                raise ValueRefused(f"The mask is of turn {old.turn}, the new one of turn {new.turn}.")
-            if new.mask.size != self.image.radiograph.record.size:
-                raise ValueRefused(
-                    f"The mask is of {new.mask.size}, the image of {self.image.radiograph.record.size} pixels."
-                )
-        if isinstance(new, ClickStep):
-            turn = 1 + sum(isinstance(s, ClickStep) and s.component == new.component for s in self.steps[:k])
-            if new.turn != turn:
-                raise ValueRefused(f"The click would be turn {turn} of its component, not {new.turn}.")
-        if isinstance(new, LungsStep):
-            assert isinstance(old, LungsStep)
-            labels = {lung.label for lung in old.lungs}
-            if {lung.label for lung in new.lungs} != labels:
-                raise ValueRefused(f"The question needs a box for {', '.join(sorted(labels))}.")
-        if isinstance(new, PresenceStep):
-            regions = verdict_regions(self.instruction.regions)
-            if tuple(v.region for v in new.verdicts) != regions:
-                raise ValueRefused(f"The question needs a verdict for {', '.join(regions)}, in this order.")
-        if isinstance(new, BoxesStep) and any(box.label != self.instruction.finding for box in new.boxes):
-            raise ValueRefused(f"The question is about {self.instruction.finding}; a box names another finding.")
-        if isinstance(new, ResultStep):
-            raise ValueRefused("The result follows from the steps before it; replace one of those.")
 
 
 def without_specks(mask: np.ndarray, share: float) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""The engine as a service: the wire protocol, the server and a client without torch."""
