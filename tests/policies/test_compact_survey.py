@@ -17,7 +17,17 @@ from xflow_core.domain.findings import CHEST, HEART, LUNGS, ZONES, lung_of, regi
 from xflow_core.domain.geometry import Box
 from xflow_core.domain.instruction import Instruction
 from xflow_core.domain.trace import GroundedLung, Verdict
-from xflow_core.policies.compact import CompactGuard, CompactInitPolicy, CompactSettings, load_survey
+from xflow_core.policies.compact import (
+    BoxRule,
+    CompactGuard,
+    CompactInitPolicy,
+    CompactSettings,
+    Seen,
+    boxes_in,
+    kept_boxes,
+    load_survey,
+)
+from xflow_core.policies.compact_network import CLASSES, MAPS
 from xflow_core.radiograph.display import stretch
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import Radiograph, read_radiograph
@@ -285,9 +295,30 @@ def test_a_mirrored_radiograph_gives_the_mirrored_answer(
     assert straight[1].confidence == pytest.approx(mirror[0].confidence, abs=0.02)
 
 
-def test_a_finding_that_was_not_learned_is_not_answered(policy: CompactInitPolicy, image: EncodedRadiograph) -> None:
+def test_a_finding_without_settings_is_not_answered(policy: CompactInitPolicy, image: EncodedRadiograph) -> None:
+    settings = CompactSettings.from_json(find_bundle("compact").settings["survey"])
+    fewer = replace(settings, findings={n: f for n, f in settings.findings.items() if n != "edema"})
     with pytest.raises(EngineError, match="edema"):
-        policy.judge(image, asking("edema"), LUNGS, grounded(policy, image), seed=0)
+        CompactInitPolicy(policy.survey, fewer).judge(image, asking("edema"), LUNGS, grounded(policy, image), seed=0)
+
+
+def test_peaks_are_two_lesions_where_the_map_sinks_between_them() -> None:
+    rows, columns = np.mgrid[:128, :128].astype(np.float32)
+    bumps = [np.exp(-((rows - 64) ** 2 + (columns - x) ** 2) / (2 * 12**2)) for x in (44, 84)]
+    maps = np.zeros((len(MAPS), 128, 128), np.float32)
+    maps[MAPS.index("opacity")] = 0.9 * np.maximum(*bumps) + 0.05
+    seen = Seen(maps, np.zeros((2, len(CLASSES)), np.float32), np.zeros(3, np.float32), np.zeros(4, np.float32))
+    joined = boxes_in(seen, "opacity", None, BoxRule(share=0.15, most=8))
+    apart = boxes_in(seen, "opacity", None, BoxRule(share=0.15, most=8, split=0.8))
+    assert len(joined) == 1 and len(apart) == 2
+    assert sorted(round(box.centre.x * 128) for box, _ in apart) == [44, 84]
+
+
+def test_boxes_beside_the_strongest_are_kept_by_their_peak_and_number() -> None:
+    boxes = [(Box(0.1 * n, 0.1, 0.1 * n + 0.05, 0.2), peak) for n, peak in enumerate((0.8, 0.5, 0.3))]
+    assert kept_boxes(boxes, BoxRule(most=3, keep=0.5)) == boxes[:2]
+    assert kept_boxes(boxes, BoxRule(most=1)) == boxes[:1]
+    assert kept_boxes([], BoxRule()) == []
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -29,15 +29,17 @@ def picture(discs: list[tuple[float, float, float]] | None = None) -> ArrayImage
 
 
 class GatedParts(PhantomParts):
-    """The phantom's parts; each click waits until it is let through."""
+    """The phantom's parts; each click waits until it is let through. ``asked``: the images of the clicks, in order."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.asked: list[str] = []
         self.gate = threading.Semaphore(0)
         self.at_the_gate = threading.Semaphore(0)
         self.closed = False
 
     def revise(self, image, instruction, component, masks, clicks, *, seed):  # type: ignore[no-untyped-def]
+        self.asked.append(image.radiograph.record.sha256)
         if self.closed:
             self.at_the_gate.release()
             assert self.gate.acquire(timeout=60)

@@ -292,7 +292,8 @@ PARENT = """
 def test_no_engine_outlives_its_parent(end: str, tmp_path: Path) -> None:
     environment = phantom_bundle(tmp_path)
     program = textwrap.dedent(PARENT).replace("log=sys.argv[1])", "log=sys.argv[1], environment=dict(os.environ))")
-    program = "import os\n" + program
+    # A test run that was started in the background ignores ctrl-C, and hands that down.
+    program = "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + program
     parent = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "engine.log"), end],
         env=environment,
@@ -411,11 +412,12 @@ def test_what_the_watcher_raises_ends_the_start_and_the_child(tmp_path: Path) ->
     class Enough(Exception):
         pass
 
+    before = set(_children())
     pids = []
 
     def watch(progress: Progress) -> None:
         if progress.stage == "starting":
-            pids.extend(int(pid) for pid in _children())
+            pids.extend(int(pid) for pid in _children() if pid not in before)
             raise Enough
 
     engine = LocalEngine(bundles=["phantom"], log=tmp_path / "log", environment=phantom_bundle(tmp_path), watch=watch)

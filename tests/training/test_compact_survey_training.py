@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import fields, replace
 from pathlib import Path
 
 import cv2
@@ -13,7 +14,8 @@ import torch
 from training.compact.augment import random_affine, swap_lungs, warp
 from training.compact.pack import BITS, Record, bit, load_pack, stretch
 from training.compact.plausible import plausible_lungs
-from training.compact.survey import Targets, loss_of, targets_of
+from training.compact.survey import FOLDS, Targets, beside, fold_of, loss_of, targets_of
+from training.compact.synthetic import draw_lesion
 from xflow_core.policies.compact_network import CLASSES, MAPS, SIDE, Survey, SurveyNet, flipped
 from xflow_core.radiograph.square import to_square
 
@@ -114,6 +116,55 @@ def test_what_a_source_does_not_annotate_is_not_taught() -> None:
     assert not drawn.map_weights[:2].any() and drawn.presence_weights.all() and not drawn.presence.any()
     edema = targets_of(record("nih_edema_label_1024", "edema", labels=("Edema",)), mask, False, False)
     assert not edema.map_weights.any() and not edema.presence_weights[:, CLASSES.index("opacity")].any()
+    assert edema.presence[:, CLASSES.index("edema")].all() and edema.somewhere[CLASSES.index("edema")] > 0
+
+
+def test_pneumonia_is_the_consolidation_of_a_report_that_says_so_and_unsure_without_the_word() -> None:
+    mask = np.zeros((SIDE // 2, SIDE // 2), np.uint16)
+    mask[40:70, 20:50] = bit("consolidation")
+    own, index = MAPS.index("pneumonia"), CLASSES.index("pneumonia")
+    said = targets_of(record("nih_chestxdet_256", "consolidation", labels=("Pneumonia",)), mask, False, False)
+    assert np.array_equal(said.maps[own], said.maps[MAPS.index("consolidation")])
+    assert said.presence[:, index].tolist() == [1, 0] and said.presence_weights[:, index].all()
+    unsaid = targets_of(record("nih_chestxdet_256", "consolidation"), mask, False, False)
+    assert not unsaid.maps[own].any() and not unsaid.map_weights[own][mask > 0].any()
+    somewhere = targets_of(record("v7_covid_lung", "lung", labels=("COVID-19",)), mask, False, False)
+    assert somewhere.somewhere[index] > 0 and not somewhere.presence_weights.any()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_drawn_lesion_brightens_the_lungs_and_lies_by_them(seed: int) -> None:
+    lungs = np.zeros((2, 160, 160), bool)
+    lungs[0, 30:120, 25:70] = lungs[1, 30:120, 90:135] = True
+    picture = np.where(lungs.any(0), 60, 180).astype(np.uint8)
+    drawn, made = draw_lesion(picture, lungs, np.random.default_rng(seed))
+    near = cv2.dilate(lungs.any(0).astype(np.uint8), np.ones((9, 9), np.uint8)) > 0
+    assert made and set(made) <= set(BITS)
+    for where in made.values():
+        assert where.any() and not where[~near].any()
+        assert (drawn[where] >= picture[where]).all() and drawn[where].mean() > picture[where].mean()
+    assert np.abs(drawn.astype(int) - picture)[~near].max() <= 12
+
+
+def test_of_halves_each_side_keeps_its_own_findings() -> None:
+    left_sick = np.zeros((SIDE // 2, SIDE // 2), np.uint16)
+    left_sick[90:110, 80:120] = bit("effusion")
+    healthy = targets_of(record("nih_chestxdet_256", "none_annotated"), np.zeros_like(left_sick), False, False)
+    sick = targets_of(record("nih_chestxdet_256", "effusion"), left_sick, False, False)
+    takes = np.zeros(left_sick.shape, bool)
+    takes[:, 64:] = True
+    index = CLASSES.index("effusion")
+    assert beside(healthy, sick, takes, False).presence[:, index].tolist() == [0, 1]
+    assert beside(sick, healthy, takes, False).presence[:, index].tolist() == [0, 0]
+    assert not beside(sick, healthy, takes, False).maps[MAPS.index("effusion")].any()
+    assert not beside(healthy, sick, takes, False).presence_weights[:, CLASSES.index("cardiomegaly")].any()
+
+
+def test_each_training_patient_of_nih_is_left_out_by_one_run_and_no_other_is() -> None:
+    folds = {fold_of(replace(record("nih_chestxdet_256"), patient=f"p{n}")) for n in range(60)}
+    assert folds == set(range(FOLDS))
+    assert fold_of(record("montgomery_lung_512", "lung")) is None
+    assert fold_of(replace(record("nih_chestxdet_256"), split="dev")) is None
 
 
 def test_an_effusion_is_present_on_its_own_side_only() -> None:
@@ -128,7 +179,7 @@ def test_an_effusion_is_present_on_its_own_side_only() -> None:
 
 def test_a_picture_of_which_nothing_is_known_gives_no_loss() -> None:
     unknown = Targets.unknown()
-    names = ("maps", "map_weights", "presence", "presence_weights", "signs", "sign_weights")
+    names = [field.name for field in fields(Targets) if field.name != "turn"]
     targets = {name: torch.from_numpy(np.stack([getattr(unknown, name)] * 2)) for name in names}
     targets["turn"] = torch.tensor([-1, -1])
     with torch.no_grad():

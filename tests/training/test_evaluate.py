@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from training.__main__ import main
 from training.evaluation.pack_set import sides_of
 from training.evaluation.rows import read_rows
+from xflow_core.bundles.manifest import MANIFEST, find_bundle
 from xflow_core.domain.errors import CallError
 from xflow_core.export.files import write_mask
 
@@ -50,9 +52,20 @@ def rows(rg1: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_set_is_answered_and_measured(rows: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def narrow(tmp_path: Path) -> str:
+    """The compact bundle without an answer for edema."""
+    folder = tmp_path / "narrow"
+    shutil.copytree(find_bundle("compact").folder, folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["findings"].remove("edema")
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    return str(folder)
+
+
+def test_a_set_is_answered_and_measured(rows: Path, narrow: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    main(["evaluate", "--set", str(rows), "--bundle", "compact", "--out", str(out), "--skip-unsupported"])
+    main(["evaluate", "--set", str(rows), "--bundle", narrow, "--out", str(out), "--skip-unsupported"])
     figures = json.loads((out / "metrics.json").read_text())
     assert figures["n"] == 2
     assert figures["left_out"] == 1
@@ -66,10 +79,10 @@ def test_a_set_is_answered_and_measured(rows: Path, tmp_path: Path) -> None:
 
 
 def test_a_row_that_the_bundle_cannot_answer_is_an_error_and_no_absence(
-    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rows: Path, narrow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["evaluate", "--set", str(rows), "--bundle", "compact", "--out", str(tmp_path / "out")])
+        main(["evaluate", "--set", str(rows), "--bundle", narrow, "--out", str(tmp_path / "out")])
     assert ended.value.code == 2
     assert "edema" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

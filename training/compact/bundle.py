@@ -1,10 +1,11 @@
 """Puts the trained parts together as a bundle: weights, settings, measured quality, sources, checksums.
 
-    python -m training compact bundle --survey FOLDER --prompts FOLDER --evaluation FOLDER --version 0.1.0 --out DIR
+    python -m training compact bundle --survey FOLDER --prompts FOLDER --version 0.2.0 --out DIR [--evaluation ..]
 
-``--survey`` holds what ``survey`` and ``measure-survey`` wrote, ``--prompts`` what ``segmenter``, ``revision``,
-``calibrate-prompts`` and ``measure-prompts`` wrote, ``--evaluation`` what ``evaluate`` wrote with an earlier build of
-the same weights (left out at the first build). The folder is written whole or not at all."""
+``--survey`` holds what ``measure-survey`` wrote, ``--prompts`` what ``revision``, ``calibrate-prompts`` and
+``measure-prompts`` wrote. What an earlier build of the same weights was measured to do is left out at the first build:
+``--evaluation`` (of ``evaluate``), ``--honesty``, ``--guards`` (folders), ``--bench`` (``benchmarks.prompts --json``).
+The folder is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ SOURCES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--survey", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--evaluation", type=Path)
+    for name in ("--evaluation", "--honesty", "--guards", "--bench"):
+        parser.add_argument(name, type=Path)
     parser.add_argument("--findings", required=True, help="those the bundle may answer, with commas")
     parser.add_argument("--version", required=True)
     parser.add_argument("--note", action="append", default=[], help="what the card should say of the making")
@@ -61,15 +63,20 @@ def run(arguments: argparse.Namespace) -> None:
     survey_settings["findings"] = {name: survey_settings["findings"][name] for name in findings}
     survey_quality = read(arguments.survey, "survey-quality.json")
     quality: dict[str, Any] = {
-        "measured_on": "the pack's dev split, patients apart from training; calibration cross-fitted there",
+        "measured_on": "the pack's dev split, patients apart from training, and out of fold; calibration cross-fitted",
         "lungs": survey_quality["lungs"],
-        "guard": {k: v for k, v in survey_quality["guard"].items() if k != "held_out"},
         "findings": {name: survey_quality["findings"][name] for name in findings},
         "prompts": read(arguments.prompts, "prompt-figures-dev.json"),
     }
     if arguments.evaluation is not None:
         whole = read(arguments.evaluation, "metrics.json")
         quality["end_to_end"] = {k: whole[k] for k in ("n", "gIoU", "cIoU", "F1", "by_finding_lung", "revision")}
+    for name in ("honesty", "guards"):
+        folder = getattr(arguments, name)
+        if folder is not None:
+            quality[name] = read(folder, "metrics.json")
+    if arguments.bench is not None:
+        quality["bench"] = json.loads(arguments.bench.read_text())
     training = {
         "data": "the open chest X-ray pack, train split; sha256 of its manifest below",
         "data_sha256": survey_quality["data_sha256"],

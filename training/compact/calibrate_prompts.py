@@ -4,7 +4,9 @@ Neither network learned from them, and the dev split stays for measuring. The re
 the best mean gain on own masks (from good and from rough boxes) and foreign ones together, among those that leave own
 masks no worse on average; where there is no such pair, the one that does own masks least harm.
 
-    python -m training compact calibrate-prompts --data PACK --work FOLDER
+    python -m training compact calibrate-prompts --data PACK --segmenters DIR/0/segmenter.safetensors .. --work FOLDER
+
+Joins the given segmenters in ``FOLDER/segmenter.safetensors``, which ships. ``FOLDER`` holds the revision policy.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from xflow_core.domain.geometry import mask_iou
 from xflow_core.policies.compact_revision import CompactRevisionPolicy, RevisionSettings
 from xflow_core.segmenters.compact import CompactSegmenter
 from xflow_core.segmenters.protocol import Prompt
+from xflow_core.segmenters.weights import join_members
 
 LOG = logging.getLogger(__name__)
 
@@ -34,7 +37,8 @@ TRUSTS = (0.5, 1.0)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="the open pack's folder")
-    parser.add_argument("--work", type=Path, required=True, help="folder with segmenter and revision .safetensors")
+    parser.add_argument("--segmenters", type=Path, nargs="+", required=True, help="segmenter.safetensors of each run")
+    parser.add_argument("--work", type=Path, required=True, help="folder with revision.safetensors, and for results")
     parser.add_argument("--repeats", type=int, default=2, help="jitters and damages per component")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -68,6 +72,7 @@ def worth(entry: dict[str, float]) -> float:
 def run(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
     work: Path = arguments.work
+    join_members(arguments.segmenters, work / "segmenter.safetensors")
     found = targets(arguments.data, work, "held")
     raw = CompactSegmenter.load(work / "segmenter.safetensors")
     line = quality_line(raw, found, arguments.repeats, arguments.seed)

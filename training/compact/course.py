@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from xflow_core.segmenters.weights import save_weights
 
 LOG = logging.getLogger(__name__)
 
@@ -111,8 +112,5 @@ class Course:
         part.replace(self._checkpoint)
 
     def save(self, path: Path) -> None:
-        """The averaged weights as float16 safetensors, whole or not at all."""
-        part = path.with_suffix(".part")
-        held = {name: value.half().contiguous() for name, value in self.average.items() if value.is_floating_point()}
-        save_file(held, str(part))
-        part.replace(path)
+        """The averaged weights as the bundle keeps them, whole or not at all."""
+        save_weights({name: value for name, value in self.average.items() if value.is_floating_point()}, path)

@@ -71,6 +71,17 @@ def frontal_projections(data: Path, count: int, seed: int, side: int) -> np.ndar
     return _stack(made, side)
 
 
+def lateral_projections(data: Path, count: int, seed: int, side: int) -> np.ndarray:
+    """uint8 ``[count, side, side]``: left and right lateral views of the CT, within 10 degrees."""
+    rng = np.random.default_rng(seed)
+    volume = _volume(data)
+    made = []
+    for index in range(count):
+        yaw = (90.0 if index % 2 else -90.0) + rng.uniform(-10, 10)
+        made.append(_framed(_projection(volume, rng, yaw, rng.uniform(-8, 8)), rng))
+    return _stack(made, side)
+
+
 def _other_projections(volume: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
     for index in range(130):
         yaw = rng.choice([-1, 1]) * (rng.normal(90, 6) if index % 2 else rng.uniform(50, 130))

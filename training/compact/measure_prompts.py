@@ -27,11 +27,12 @@ import numpy as np
 import torch
 
 from training.compact.pack import load_pack
-from training.compact.prompts import MAIN, SMALLEST, deepest, held_out, jittered
+from training.compact.prompts import MAIN, SMALLEST, held_out, jittered
+from training.evaluation.evaluate_prompts import oracle_click
 from xflow_core.domain.geometry import Box, Point, mask_iou
 from xflow_core.domain.instruction import Instruction
 from xflow_core.domain.trace import Click, LesionBox
-from xflow_core.policies.compact_revision import GUARD, CompactRevisionPolicy, RevisionSettings
+from xflow_core.policies.compact_revision import CompactRevisionPolicy, RevisionSettings
 from xflow_core.policies.protocols import Done
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import engine_grey, read_radiograph
@@ -93,19 +94,6 @@ def targets(data: Path, work: Path, part: str, findings: Sequence[str] = MAIN) -
                     assert box is not None
                     found.append(Target(image, finding, record.patient, piece, box))
     return found
-
-
-def oracle_click(mask: np.ndarray, truth: np.ndarray, clicks: Sequence[Click]) -> Click | None:
-    """At the deepest point of the larger error; None when no place keeps the guard."""
-    size = truth.shape
-    guard = GUARD * max(size)
-    places = {}
-    for polarity, error in (("positive", truth & ~mask), ("negative", mask & ~truth)):
-        earlier = [c.point.pixel(size) for c in clicks if c.polarity == polarity]
-        places[polarity] = deepest(error, earlier, guard)
-    polarity = "positive" if places["positive"][1] >= places["negative"][1] else "negative"
-    place, _ = places[polarity]
-    return None if place is None else Click(polarity, Point.of_pixel(*place, size))
 
 
 def random_click(mask: np.ndarray, box: Box, rng: np.random.Generator) -> Click:

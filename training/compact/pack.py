@@ -35,6 +35,9 @@ BITS = (
     "pneumothorax",
     "emphysema",
     "calcification",
+    # Never contoured in the pack; boxes and drawn lesions are kept under these.
+    "pneumonia",
+    "edema",
 )
 # "Opacity" on data that annotate finer classes is the union of these.
 OPACITY = ("consolidation", "atelectasis", "nodule_mass")
@@ -71,6 +74,11 @@ class Record:
     def contoured(self) -> bool:
         """ChestX-Det's 13 classes were looked for and drawn; a class without a contour is absent."""
         return self.source.startswith("nih_chestxdet")
+
+    @property
+    def normal(self) -> bool:
+        """A report says that nothing is wrong with this chest."""
+        return self.source == "nih_normal_1024" or "normal" in self.nih_labels
 
     @property
     def has_lungs(self) -> bool:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -41,7 +40,7 @@ from training.compact.segmenter import pictures, probabilities
 from xflow_core.policies.compact_revision_network import RevisionNet, class_of
 from xflow_core.segmenters.compact_network import SegmenterNet
 from xflow_core.segmenters.compact_region import MASK_SIDE
-from xflow_core.segmenters.weights import load_weights
+from xflow_core.segmenters.weights import load_weights, read_weights
 
 LOG = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def start_from(net: RevisionNet, path: Path) -> None:
     """The segmenter's trunk; the new parts stay as they are."""
-    held = {name: value.float() for name, value in load_file(str(path)).items() if name.startswith("trunk.")}
+    held = {name: value for name, value in read_weights(path).items() if name.startswith("trunk.")}
     unknown = net.load_state_dict(held, strict=False).unexpected_keys
     if unknown:
         raise ValueError(f"{path} has arrays that the revision network lacks, first {unknown[0]}.")

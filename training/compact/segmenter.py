@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,6 +39,7 @@ from training.compact.prompts import (
     with_oracle_click,
 )
 from xflow_core.segmenters.compact_network import SegmenterNet
+from xflow_core.segmenters.weights import read_weights, save_weights
 
 LOG = logging.getLogger(__name__)
 
@@ -130,10 +130,10 @@ def loss_of(logits: Tensor, quality: Tensor, truth: Tensor) -> tuple[Tensor, dic
 
 
 def mix(work: Path, path: Path) -> None:
-    """Write the :data:`MIXTURE` of the snapshots in ``work``, as float16 safetensors."""
-    parts = [(load_file(str(work / name)), share) for name, share in MIXTURE.items()]
-    mixed = {name: sum(part[name].float() * share for part, share in parts) for name in parts[0][0]}
-    save_file({name: torch.as_tensor(value).half().contiguous() for name, value in mixed.items()}, str(path))
+    """Write the :data:`MIXTURE` of the snapshots in ``work``."""
+    parts = [(read_weights(work / name), share) for name, share in MIXTURE.items()]
+    names = parts[0][0]
+    save_weights({name: torch.stack([part[name] * share for part, share in parts]).sum(0) for name in names}, path)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -16,6 +16,14 @@ import typer
 from xflow_core import NOT_FOR_CLINICAL_USE, __version__
 from xflow_core.domain.errors import CallError, EngineError, XFlowError
 
+DicomWebUrl = typer.Option(
+    "--dicomweb",
+    metavar="URL",
+    help="A PACS's DICOMweb service. Credentials come from XFLOW_DICOMWEB_USER and XFLOW_DICOMWEB_PASSWORD, from "
+    "XFLOW_DICOMWEB_TOKEN or from a netrc file.",
+)
+Timeout = typer.Option("--timeout", metavar="SECONDS", help="How long to wait for a PACS's answer.")
+
 app = typer.Typer(
     name="xflow",
     help="Ask a chest radiograph a question: lungs, verdicts, boxes, a mask, clicks. "
@@ -33,6 +41,8 @@ UsageProblem: type[typer.BadParameter] = next(
 
 bundles_app = typer.Typer(name="bundles", help="The model bundles on this machine.", no_args_is_help=True)
 app.add_typer(bundles_app)
+pacs_app = typer.Typer(name="pacs", help="A PACS that speaks DICOMweb.", no_args_is_help=True)
+app.add_typer(pacs_app)
 
 
 def _version(wanted: bool) -> None:
@@ -52,8 +62,10 @@ def _root(
 
 @app.command()
 def segment(
-    images: Annotated[list[Path], typer.Argument(help="DICOM, PNG, JPEG, TIFF, NIfTI, NRRD or MHA files.")],
     out: Annotated[str, typer.Option("-o", "--out", help="Folder for the results.")],
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="DICOM, PNG, JPEG, TIFF, NIfTI, NRRD or MHA files.")
+    ] = None,
     instruction: Annotated[
         str | None, typer.Option("-i", "--instruction", help='E.g. "Segment the effusion in the left lung".')
     ] = None,
@@ -68,15 +80,33 @@ def segment(
             "--accept-image", help="Run against the guards' refusal, kept as a warning; the first of several frames."
         ),
     ] = False,
+    dicom_geometry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="synthetic|none",
+            help="What seg.dcm gets where the image has no Frame of Reference: a synthetic one (the default, and what "
+            "viewers open), or none.",
+        ),
+    ] = None,
+    secondary_capture: Annotated[
+        bool, typer.Option("--secondary-capture", help="Also write the overlay as DICOM, for viewers without SEG.")
+    ] = False,
+    dicomweb: Annotated[str | None, DicomWebUrl] = None,
+    study: Annotated[str | None, typer.Option(help="The PACS's study to answer, by its UID.")] = None,
+    series: Annotated[str | None, typer.Option(help="One series of it; by default its CR and DX series.")] = None,
+    store: Annotated[bool, typer.Option("--store", help="Store the DICOM results in the PACS.")] = False,
+    timeout: Annotated[float, Timeout] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON line at the end.")] = False,
 ) -> None:
-    """Answer an instruction on radiographs and write mask, overlay and trace."""
+    """Answer an instruction on radiographs, from files or from a PACS; write mask, overlay and trace, and DICOM."""
+    from .pacs import PacsOptions
     from .segment import SegmentCall, run_segment
 
     if not out:  # an unset variable of the shell; as a path it would be the current folder
         raise CallError("-o names no folder.")
     call = SegmentCall(
-        images=tuple(images),
+        images=tuple(images or ()),
+        pacs=PacsOptions(dicomweb, study, series, store, timeout),
         out=Path(out),
         instruction=instruction,
         survey=survey,
@@ -85,9 +115,106 @@ def segment(
         stages=stages,
         seed=seed,
         accept_image=accept_image,
+        dicom_geometry=dicom_geometry,
+        secondary_capture=secondary_capture,
         as_json=as_json,
     )
     raise typer.Exit(run_segment(call))
+
+
+@app.command()
+def batch(
+    given: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="A folder, a glob in quotes, or a CSV or Parquet list: column image, optionally instruction; further "
+            "columns are carried into the table.",
+        ),
+    ],
+    out: Annotated[str, typer.Option("-o", "--out", help="Folder for the results and their table.")],
+    instruction: Annotated[
+        str | None, typer.Option("-i", "--instruction", metavar="TEXT|FILE", help="One, or a file with one a line.")
+    ] = None,
+    survey: Annotated[bool, typer.Option("--survey", help="Ask for all seven findings instead.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default one for each CPU.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each worker.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep results that are there, whole, and this call's.")
+    ] = False,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS|auto", help="Run on this Ray cluster.")] = None,
+    bundle: Annotated[str, typer.Option(help="A bundle's name or folder.")] = "compact",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    stages: Annotated[int, typer.Option(min=1, max=2, help="1 ends with the boxes' masks, 2 revises them.")] = 2,
+    seed: Annotated[int, typer.Option(help="For policies that sample.")] = 0,
+) -> None:
+    """Answer instructions on many images; write what segment writes for each, and one table of all answers."""
+    from .batch import BatchCall, run_batch_call
+
+    if not out:
+        raise CallError("-o names no folder.")
+    call = BatchCall(
+        given=given,
+        out=Path(out),
+        instruction=instruction,
+        survey=survey,
+        bundle=bundle,
+        device=device,
+        stages=stages,
+        seed=seed,
+        workers=workers,
+        threads=threads,
+        resume=resume,
+        ray=ray,
+    )
+    raise typer.Exit(run_batch_call(call))
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with TLS.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="Where the clients' token is, or is put (mode 0600); by default a temporary file."),
+    ] = None,
+    bundle: Annotated[list[str] | None, typer.Option(help="A bundle's name or folder; may be repeated.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A reverse proxy in front speaks TLS; listen beyond this machine.")
+    ] = False,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A host name by which clients call this server; may be repeated.")
+    ] = None,
+    cache: Annotated[int, typer.Option(min=64, metavar="MIB", help="Memory for images and their encodings.")] = 2048,
+    idle: Annotated[
+        float, typer.Option(min=0, metavar="MINUTES", help="Unload the models after so long without a run; 0: never.")
+    ] = 0,
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", help="End when standard input ends, as it does when the parent dies.")
+    ] = False,
+) -> None:
+    """Answer other programs over HTTP; prints where it listens as one JSON line, and logs to stderr."""
+    from .serve import ServeCall, run_serve
+
+    run_serve(
+        ServeCall(
+            host=host,
+            port=port,
+            token_file=token_file,
+            bundles=tuple(bundle or ("compact",)),
+            device=device,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            behind_proxy=behind_proxy,
+            hosts=tuple(name or ()),
+            cache_mib=cache,
+            idle_minutes=idle,
+            with_parent=with_parent,
+        )
+    )
 
 
 @app.command()
@@ -122,6 +249,54 @@ def bundles_verify(name: str) -> None:
     from .bundles import run_verify
 
     run_verify(name)
+
+
+@pacs_app.command("find")
+def pacs_find(
+    dicomweb: Annotated[str, DicomWebUrl],
+    patient: Annotated[str | None, typer.Option(help="Patient ID; * and ? stand for any letters.")] = None,
+    date: Annotated[str | None, typer.Option(help="Study date, YYYYMMDD or YYYYMMDD-YYYYMMDD.")] = None,
+    accession: Annotated[str | None, typer.Option(help="Accession number.")] = None,
+    study: Annotated[str | None, typer.Option(help="Study Instance UID.")] = None,
+    modality: Annotated[str | None, typer.Option(help="CR or DX; by default both.")] = None,
+    any_part: Annotated[bool, typer.Option("--any-part", help="Not only chests.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many studies.")] = 100,
+    show_patient: Annotated[
+        bool, typer.Option("--show-patient", help="Print the patient's ID and name, which no other output holds.")
+    ] = False,
+    timeout: Annotated[float, Timeout] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the studies as one JSON line.")] = False,
+) -> None:
+    """List chest CR and DX studies: UID, date, modalities, numbers of series and images."""
+    from .pacs import FindCall, run_find
+
+    run_find(
+        FindCall(
+            url=dicomweb,
+            patient=patient,
+            date=date,
+            accession=accession,
+            study=study,
+            modality=modality,
+            any_part=any_part,
+            limit=limit,
+            show_patient=show_patient,
+            timeout=timeout,
+            as_json=as_json,
+        )
+    )
+
+
+@pacs_app.command("store")
+def pacs_store(
+    files: Annotated[list[Path], typer.Argument(help="DICOM files, such as those a PACS did not take before.")],
+    dicomweb: Annotated[str, DicomWebUrl],
+    timeout: Annotated[float, Timeout] = 60.0,
+) -> None:
+    """Store DICOM files in a PACS."""
+    from .pacs import run_store
+
+    run_store(files, dicomweb, timeout)
 
 
 def fail(problem: XFlowError, what: str | None = None) -> int:

@@ -23,9 +23,13 @@ PARTS = (
     ("gdcm", "python-gdcm", "DICOM in JPEG, JPEG lossless, JPEG-LS and RLE"),
     ("openjpeg", "pylibjpeg-openjpeg", "DICOM in JPEG 2000 and HTJ2K"),
     ("highdicom", "highdicom", "DICOM SEG, SR and PR"),
+    ("dicomweb_client", "dicomweb-client", "a PACS over DICOMweb"),
+    ("starlette", "starlette", "xflow serve"),
+    ("uvicorn", "uvicorn", "xflow serve"),
     ("transformers", "transformers", "the foundation bundle"),
     ("peft", "peft", "the foundation bundle's adapters"),
     ("trl", "trl", "training the policies"),
+    ("pyarrow", "pyarrow", "the table of a batch"),
     ("ray", "ray", "batches over many machines"),
 )
 

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
 
 from xflow_core import NOT_FOR_CLINICAL_USE
-from xflow_core.domain.errors import CallError, EngineError, RadiographError, RadiographRefused, XFlowError
+from xflow_core.domain.errors import (
+    CallError,
+    EngineError,
+    ExportError,
+    RadiographError,
+    RadiographRefused,
+    XFlowError,
+)
 from xflow_core.domain.findings import FINDINGS
 from xflow_core.domain.instruction import Instruction, describe, parse_instruction
 from xflow_core.domain.trace import Step, Trace
-from xflow_core.export.files import image_names, write_result
+from xflow_core.export.files import image_names, remove_dicom, write_result
 from xflow_core.export.words import result_in_words, step_in_words
 
 from .app import fail
+from .pacs import PacsOptions, PacsStudy
 
 if TYPE_CHECKING:
     from xflow_core.radiograph.encoded import EncodedRadiograph
@@ -32,6 +44,7 @@ class SegmentCall:
     """The call as it was typed."""
 
     images: tuple[Path, ...]
+    pacs: PacsOptions
     out: Path
     instruction: str | None
     survey: bool
@@ -40,7 +53,19 @@ class SegmentCall:
     stages: int
     seed: int
     accept_image: bool
+    dicom_geometry: str | None
+    secondary_capture: bool
     as_json: bool
+
+    @property
+    def wants_dicom(self) -> bool:
+        """Whether the call asks for something that only DICOM images have; their DICOM results need no asking."""
+        return self.dicom_geometry is not None or self.secondary_capture
+
+    def say(self, line: str) -> None:
+        """Print what happens; with --json the trace tells the steps, and stderr is for errors alone."""
+        if not self.as_json:
+            print(line, flush=True)
 
     def instructions(self) -> tuple[Instruction, ...]:
         """What is asked, one instruction per finding.
@@ -54,6 +79,21 @@ class SegmentCall:
         if self.instruction is not None:
             return parse_instruction(self.instruction)
         return tuple(parse_instruction(f"Segment the {finding}.")[0] for finding in FINDINGS)
+
+
+@dataclass(frozen=True)
+class SourceImage:
+    """One image of the call.
+
+    Attributes:
+        label: what messages and results call it: the path as typed, or the SOP Instance UID of an image in a PACS.
+        name: its folder among the results.
+        read: the path, or the bytes of its file.
+    """
+
+    label: str
+    name: str
+    read: Callable[[], Path | bytes]
 
 
 def run_segment(call: SegmentCall) -> int:
@@ -72,6 +112,9 @@ def run_segment(call: SegmentCall) -> int:
 
 def _run(call: SegmentCall) -> tuple[int, list[dict[str, Any]]]:
     instructions = call.instructions()
+    study = call.pacs.study(call.images)
+    if call.dicom_geometry not in (None, "synthetic", "none"):
+        raise CallError(f"--dicom-geometry is synthetic or none, not {call.dicom_geometry!r}.")
     if call.out.exists() and not call.out.is_dir():
         raise CallError(f"{call.out} is a file; -o names a folder.")
     from xflow_core.bundles.loading import load_engine
@@ -83,35 +126,57 @@ def _run(call: SegmentCall) -> tuple[int, list[dict[str, Any]]]:
 
     results: list[dict[str, Any]] = []
     status = 0
-    names = image_names(call.images)
-    with Progress(console=Console(stderr=True), transient=True, disable=len(call.images) < 2) as progress:
-        task = progress.add_task("images", total=len(call.images))
-        for path, name in zip(call.images, names, strict=True):
+    images = _images(call, study)
+    console = Console(stderr=True)
+    # Where nobody watches, the bar would still end with an empty line.
+    with Progress(console=console, transient=True, disable=len(images) < 2 or not console.is_interactive) as progress:
+        task = progress.add_task("images", total=len(images))
+        for image in images:
             try:
-                done, made = _segment_image(call, engine, path, call.out / name, instructions)
+                done, made = _segment_image(call, study, engine, image, call.out / image.name, instructions)
             except XFlowError as problem:
-                done, made = fail(problem, str(path)), [_without_trace(path, problem)]
+                done, made = fail(problem, image.label), [_without_trace(image.label, problem)]
             status = max(status, done)
             results += made
             progress.advance(task)
     return status, results
 
 
+def _images(call: SegmentCall, study: PacsStudy | None) -> list[SourceImage]:
+    if study is None:
+        names = image_names(call.images)
+        return [
+            SourceImage(str(path), name, partial(Path, path)) for path, name in zip(call.images, names, strict=True)
+        ]
+    return [
+        SourceImage(image.sop_instance_uid, image.sop_instance_uid, partial(study.pacs.fetch, image))
+        for image in study.images(call.say, accept_image=call.accept_image)
+    ]
+
+
 def _segment_image(
-    call: SegmentCall, engine: Engine, path: Path, folder: Path, instructions: tuple[Instruction, ...]
+    call: SegmentCall,
+    study: PacsStudy | None,
+    engine: Engine,
+    source: SourceImage,
+    folder: Path,
+    instructions: tuple[Instruction, ...],
 ) -> tuple[int, list[dict[str, Any]]]:
     from xflow_core.radiograph.encoded import EncodedRadiograph
     from xflow_core.radiograph.reading import read_radiograph
     from xflow_core.workflow.session import answer, unanswered
 
-    def say(line: str) -> None:
-        # With --json the trace tells the steps; stderr is for errors alone.
-        if not call.as_json:
-            print(line, flush=True)
-
+    say = call.say
     start = time.perf_counter()
-    radiograph = read_radiograph(path, accept_image=call.accept_image)
-    say(f"{path}: {radiograph.record.size[1]} x {radiograph.record.size[0]} pixels")
+    data = source.read()
+    name = source.label if isinstance(data, bytes) else None
+    radiograph = read_radiograph(data, name=name, accept_image=call.accept_image)
+    say(f"{source.label}: {radiograph.record.size[1]} x {radiograph.record.size[0]} pixels")
+    if call.wants_dicom and radiograph.record.source != "dicom":
+        raise RadiographError(
+            f"{Path(source.label).name} is no DICOM file ({radiograph.record.source}); leave --dicom-geometry and "
+            "--secondary-capture away, they are for DICOM images."
+        )
     refusal: RadiographRefused | None = None
     try:
         image = engine.admit(radiograph, accept_image=call.accept_image)
@@ -122,16 +187,17 @@ def _segment_image(
     for warning in image.radiograph.record.warnings:
         say(f"  warning: {warning}")
     if refusal is not None:
-        status = fail(refusal, str(path))
-        made = []
+        status = fail(refusal, source.label)
+        made, traces = [], []
         for instruction in instructions:
             trace = unanswered(engine.identity, image, instruction, "refused", str(refusal))
             trace.seconds.update(read=read_seconds, total=read_seconds)
-            made.append(_write(folder, trace, image, path))
-        return status, made
+            made.append(_write(folder, trace, image, source.label))
+            traces.append(trace)
+        return max(status, _write_dicom(call, study, source, data, folder, traces, made)), made
 
     status = 0
-    made = []
+    made, traces = [], []
     for instruction in instructions:
         say(f"  understood: {describe(instruction)}")
         for note in instruction.notes:
@@ -145,29 +211,31 @@ def _segment_image(
         trace.seconds["total"] = trace.seconds.get("total", 0.0) + read_seconds
         assert trace.result is not None
         if trace.result.status == "failed":
-            status = max(status, fail(EngineError(trace.result.message or "the engine failed"), str(path)))
+            status = max(status, fail(EngineError(trace.result.message or "the engine failed"), source.label))
         try:
-            written = _write(folder, trace, image, path)
+            written = _write(folder, trace, image, source.label)
         except XFlowError as problem:
             # What was written for the other findings stays, and is listed.
-            status = max(status, fail(problem, str(path)))
-            made.append({**_without_trace(path, problem), "finding": instruction.finding})
+            status = max(status, fail(problem, source.label))
+            made.append({**_without_trace(source.label, problem), "finding": instruction.finding})
             continue
         say(f"  {result_in_words(trace)}")
         for key in ("overlay", "mask", "trace"):
             if written[f"{key}_file"]:
                 say(f"    {key}: {Path(written['folder']) / written[f'{key}_file']}")
         made.append(written)
+        traces.append(trace)
+    status = max(status, _write_dicom(call, study, source, data, folder, traces, made))
     say(f"  {NOT_FOR_CLINICAL_USE}")
     return status, made
 
 
-def _write(folder: Path, trace: Trace, image: EncodedRadiograph, path: Path) -> dict[str, Any]:
+def _write(folder: Path, trace: Trace, image: EncodedRadiograph, label: str) -> dict[str, Any]:
     target = folder / trace.instruction.finding
     files = write_result(target, trace, image.radiograph.display)
     assert trace.result is not None
     return {
-        "image": str(path),
+        "image": label,
         "finding": trace.instruction.finding,
         "regions": list(trace.instruction.regions),
         **replace(trace.result, mask_file=None if files.mask is None else files.mask.name).to_json(),
@@ -177,7 +245,77 @@ def _write(folder: Path, trace: Trace, image: EncodedRadiograph, path: Path) -> 
     }
 
 
-def _without_trace(path: Path, problem: XFlowError) -> dict[str, Any]:
+def _write_dicom(
+    call: SegmentCall,
+    study: PacsStudy | None,
+    source: SourceImage,
+    data: Path | bytes,
+    folder: Path,
+    traces: list[Trace],
+    made: list[dict[str, Any]],
+) -> int:
+    """The DICOM results of a DICOM image, also into the PACS; ``made`` names them. Returns the exit status."""
+    for result in made:
+        result["dicom"] = None
+    if not traces:
+        return 0
+    if traces[0].image.source != "dicom":
+        return _without_dicom(folder, source)
+    from xflow_core.export.dicom import read_source, write_dicom
+
+    refused = all(trace.result is not None and trace.result.status == "refused" for trace in traces)
+    try:
+        instance = read_source(data, name=Path(source.label).name)
+    except ExportError as problem:
+        if call.accept_image and not call.wants_dicom:
+            call.say(f"  no DICOM results: {problem}")
+            return _without_dicom(folder, source)
+        # Of an image that is refused anyway, one line of error is enough.
+        status = 0 if refused else fail(problem, source.label)
+        return max(status, _without_dicom(folder, source))
+    try:
+        files = write_dicom(
+            folder,
+            traces,
+            instance,
+            geometry=call.dicom_geometry or "synthetic",
+            overlay=_overlays(made) if call.secondary_capture else None,
+        )
+        for result in made:
+            result["dicom"] = {
+                "folder": str(folder),
+                **{kind: path and path.name for kind, path in files.by_kind().items()},
+                "warnings": list(files.warnings),
+                "stored": False,
+            }
+        for warning in files.warnings:
+            call.say(f"  warning: {warning}")
+        for path in files.paths:
+            call.say(f"    dicom: {path}")
+        # What the bundle does not take for a chest is not the PACS's business.
+        if study is not None and not refused and study.send(files.paths, call.say):
+            for result in made:
+                result["dicom"]["stored"] = True
+    except XFlowError as problem:
+        return fail(problem, source.label)
+    return 0
+
+
+def _without_dicom(folder: Path, source: SourceImage) -> int:
+    """Leave no DICOM results of an earlier image of that name beside the new answers. Returns the exit status."""
+    try:
+        remove_dicom(folder)
+    except XFlowError as problem:
+        return fail(problem, source.label)
+    return 0
+
+
+def _overlays(made: list[dict[str, Any]]) -> list[np.ndarray] | None:
+    files = [Path(result["folder"]) / result["overlay_file"] for result in made if result.get("overlay_file")]
+    return [np.asarray(Image.open(file).convert("RGB")) for file in files] or None
+
+
+def _without_trace(label: str, problem: XFlowError) -> dict[str, Any]:
     status = "refused" if isinstance(problem, RadiographRefused) else "failed"
     kind = "unreadable" if isinstance(problem, RadiographError) and status == "failed" else status
-    return {"image": str(path), "status": status, "present": None, "reason": kind, "message": str(problem)}
+    return {"image": label, "status": status, "present": None, "reason": kind, "message": str(problem)}

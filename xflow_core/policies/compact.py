@@ -8,6 +8,7 @@ How a number becomes a statement:
 - Evidence for a finding in a region is the logit of its map's mean over the 64 strongest pixels (of 128 x 128) inside
   the region, mixed with the network's presence logit for that lung by a share that the bundle states. The share is
   small: on patients not learned from, the map told more, and the presence logit was too sure of itself.
+- Evidence for cardiomegaly is the cardiothoracic ratio, measured on the maps of the heart and the lungs.
 - A straight line on that evidence (Platt scaling, fitted on patients kept from training) makes it a probability. The
   finding is present where the probability reaches the bundle's threshold, chosen for F1; so a lung may be called
   present with a probability under one half, and the confidence says so.
@@ -18,14 +19,13 @@ How a number becomes a statement:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional as F
@@ -38,7 +38,7 @@ from xflow_core.domain.trace import GroundedLung, LesionBox, Verdict
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import Radiograph, engine_grey
 from xflow_core.radiograph.square import to_square
-from xflow_core.segmenters.weights import load_weights
+from xflow_core.segmenters.weights import fill, members_in, read_weights
 
 from .compact_network import CLASSES, MAPS, SIDE, TURNS, Survey, SurveyNets, flipped
 from .lungs import largest_piece
@@ -49,6 +49,9 @@ _BOX_SIDE = 256  # finding maps, likewise
 _STRONGEST = 64  # map pixels that speak for a region
 _SMALLEST_LUNG = 0.02  # share of the picture; less is no lung
 _SMALLEST_BOX = 0.03  # side of a lesion box as a share of the picture
+_LEVELS = np.arange(0.2, 0.95, 0.075)  # shares of a peak at which a piece of a map is tried to fall apart
+_RATIO_SLOPE = 20.0  # from a cardiothoracic ratio to the range of a logit, for the line that is fitted on it
+_USUAL_RATIO = 0.42  # the middle of the training pictures without cardiomegaly; stands in where none can be measured
 # The mean boxes of the open pack's 153 training pictures with drawn lungs: the last resort, given with the map's own
 # (low) word.
 _USUAL_LUNGS = {"right lung": Box(0.1, 0.11, 0.45, 0.75), "left lung": Box(0.53, 0.11, 0.89, 0.76)}
@@ -84,6 +87,8 @@ class BoxRule:
     share: of the region's peak; what is above it belongs to the lesion.
     floor: the least map value that counts, whatever the peak.
     most: boxes per region at most, the strongest first.
+    keep: beside the strongest, boxes whose peak is at least this share of its peak.
+    split: two peaks are two lesions where the map between them sinks under this share of the lower one; 0 for never.
     slope, offset: from the logit of a box's peak to the probability that it meets a contour (IoU 0.3).
     """
 
@@ -92,10 +97,13 @@ class BoxRule:
     most: int = 2
     slope: float = 1.0
     offset: float = 0.0
+    keep: float = 0.0
+    split: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1 or not 0 <= self.floor < 1 or self.most < 1:
-            raise BundleError(f"A box rule of share {self.share}, floor {self.floor}, most {self.most} cannot be.")
+        shares = 0 < self.share < 1 and 0 <= self.floor < 1 and 0 <= self.keep <= 1 and 0 <= self.split < 1
+        if not shares or self.most < 1:
+            raise BundleError(f"{self} cannot be: shares lie between 0 and 1, and at least one box is given.")
 
 
 @dataclass(frozen=True)
@@ -195,13 +203,9 @@ class CompactSurvey:
         Raises:
             BundleError: the file is not this network's.
         """
-        try:
-            with safe_open(str(path), "pt") as held:
-                members = {name.split(".")[1] for name in held.keys() if name.startswith("members.")}  # noqa: SIM118
-        except (OSError, SafetensorError) as problem:
-            raise BundleError(f"{path} cannot be read as safetensors ({problem}); install the bundle anew.") from None
-        net = SurveyNets(max(1, len(members)))
-        load_weights(net, path)
+        arrays = read_weights(path)
+        net = SurveyNets(members_in(arrays))
+        fill(net, arrays, path)
         return cls(net.to(device))
 
     def of(self, image: EncodedRadiograph) -> Seen:
@@ -271,8 +275,27 @@ def ground_lung(seen: Seen, label: str) -> GroundedLung:
     return GroundedLung(label, box, float(map_[box.mask(map_.shape)].mean()))
 
 
+def cardiothoracic_ratio(seen: Seen) -> float | None:
+    """The heart's greatest width over the chest's, both as the maps draw them; None where either is not seen.
+
+    On a posteroanterior view at full inspiration more than about 0.5 is read as an enlarged heart (Danzer 1919). An
+    anteroposterior view enlarges the heart, and the networks' lungs end a little inside the ribs. A heart of more than
+    four fifths of the chest is a map that ran into an effusion, and is not measured.
+    """
+    heart = largest_piece(seen.map("cardiomegaly") > 0.5)
+    lungs = [find_lung(seen, label) for label in LUNGS]
+    box = Box.around(heart)
+    if box is None or lungs[0] is None or lungs[1] is None:
+        return None
+    ratio = box.width / max(lungs[1].box.x2 - lungs[0].box.x1, box.width)
+    return ratio if ratio <= 0.8 else None
+
+
 def evidence_in(seen: Seen, finding: str, region: str, box: Box | None, presence_share: float = 0.0) -> float:
     """The evidence (a logit) for a finding in a region whose box is given; None for the whole picture (the heart)."""
+    if region == HEART:
+        ratio = cardiothoracic_ratio(seen)
+        return _RATIO_SLOPE * ((_USUAL_RATIO if ratio is None else ratio) - 0.5)
 
     def evidence(name: str) -> float:
         map_ = seen.map(name)
@@ -280,7 +303,8 @@ def evidence_in(seen: Seen, finding: str, region: str, box: Box | None, presence
         drawn = _logit(float(np.sort(inside, axis=None)[-_STRONGEST:].mean()))
         presence = seen.presence[:, CLASSES.index(name)]
         lung = lung_of(region)
-        stated = float(presence.mean()) if lung is None else float(presence[LUNGS.index(lung)])
+        assert lung is not None
+        stated = float(presence[LUNGS.index(lung)])
         return presence_share * stated + (1 - presence_share) * drawn
 
     own = evidence(finding)
@@ -304,12 +328,11 @@ def lesion_of(seen: Seen, finding: str, box: Box | None, rule: BoxRule, side: in
 def boxes_in(seen: Seen, finding: str, box: Box | None, rule: BoxRule) -> list[tuple[Box, float]]:
     """At least one lesion box inside ``box`` (None: anywhere) with its peak on the map, the strongest first."""
     lesion, inside = lesion_of(seen, finding, box, rule, _BOX_SIDE)
-    labels, _ = ndimage.label(lesion)
     found: list[tuple[Box, float]] = []
     smallest = _SMALLEST_BOX * _BOX_SIDE
-    for number, place in enumerate(ndimage.find_objects(labels), start=1):
-        rows, columns = place
-        strength = float(inside[place][labels[place] == number].max())
+    for piece in _pieces(inside, lesion, rule.split):
+        ((rows, columns),) = ndimage.find_objects(piece.astype(np.uint8))
+        strength = float(inside[piece].max())
         # A box of a pixel or two would ask the segmenter for nothing.
         grow_y = max(0.0, (smallest - (rows.stop - rows.start)) / 2)
         grow_x = max(0.0, (smallest - (columns.stop - columns.start)) / 2)
@@ -319,7 +342,39 @@ def boxes_in(seen: Seen, finding: str, box: Box | None, rule: BoxRule) -> list[t
         if kept is not None:
             found.append((kept, strength))
     found.sort(key=lambda entry: -entry[1] * math.sqrt(entry[0].area))
-    return found[: rule.most]
+    return kept_boxes(found, rule)
+
+
+def _pieces(map_: np.ndarray, lesion: np.ndarray, split: float) -> Iterator[np.ndarray]:
+    """The connected pieces of ``lesion``, taken apart between peaks of ``map_`` as :class:`BoxRule` says."""
+    labels, count = ndimage.label(lesion)
+    for number in range(1, count + 1):
+        yield from _apart(map_, labels == number, split)
+
+
+def _apart(map_: np.ndarray, piece: np.ndarray, split: float) -> list[np.ndarray]:
+    peak = float(map_[piece].max())
+    smallest = (0.5 * _SMALLEST_BOX * _BOX_SIDE) ** 2
+    for level in peak * _LEVELS if split > 0 else ():
+        labels, count = ndimage.label(piece & (map_ >= level))
+        if count < 2:
+            continue
+        numbers = np.arange(1, count + 1)
+        peaks, sizes = ndimage.maximum(map_, labels, numbers), np.bincount(labels.ravel())[1:]
+        parts = [
+            labels == n
+            for n, top, size in zip(numbers, peaks, sizes, strict=True)
+            if level <= split * top and size >= smallest
+        ]
+        if len(parts) > 1:
+            return [part for found in parts for part in _apart(map_, found, split)]
+    return [piece]
+
+
+def kept_boxes(found: Sequence[tuple[Box, float]], rule: BoxRule) -> list[tuple[Box, float]]:
+    """Of boxes with their peaks, the strongest first: those that the rule keeps."""
+    least = rule.keep * found[0][1] if found else 0.0
+    return [entry for entry in found if entry[1] >= least][: rule.most]
 
 
 class CompactInitPolicy:

@@ -26,6 +26,8 @@ MAPS = (
     "pleural_thickening",
     "nodule_mass",
     "pneumothorax",
+    "pneumonia",
+    "edema",
     "opacity",
 )
 # The classes with a presence logit; maps of the same names.
@@ -63,7 +65,7 @@ class SurveyNet(nn.Module):
         self.layout = nn.Conv2d(320, 32, 1)
         layout = 32 * _GRID * _GRID
         self.whole = nn.Sequential(nn.Linear(layout, 64), nn.SiLU())
-        self.presence = nn.Sequential(nn.Linear(64 * 4, 96), nn.SiLU(), nn.Dropout(0.2), nn.Linear(96, len(CLASSES)))
+        self.presence = nn.Sequential(nn.Linear(64 * 4, 96), nn.SiLU(), nn.Dropout(0.4), nn.Linear(96, len(CLASSES)))
         self.guard = nn.Sequential(
             nn.Linear(layout, 64), nn.SiLU(), nn.Dropout(0.1), nn.Linear(64, len(SIGNS) + len(TURNS))
         )

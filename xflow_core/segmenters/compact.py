@@ -15,10 +15,10 @@ from xflow_core.domain.errors import EngineError, ValueRefused
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import Radiograph, engine_grey
 
-from .compact_network import SegmenterNet
+from .compact_network import SegmenterNets
 from .compact_region import SIDE, Region, look, prompt_channels
 from .protocol import Prediction, Prompt
-from .weights import load_weights
+from .weights import fill, members_in, read_weights
 
 _PICTURE = 512  # Longer side of the picture that regions are cut from.
 
@@ -78,7 +78,7 @@ class CompactSegmenter:
             did not learn from: unseen images go less well than those of the training, which the estimate was made on.
     """
 
-    def __init__(self, net: SegmenterNet, quality: tuple[float, float] = (1.0, 0.0)) -> None:
+    def __init__(self, net: SegmenterNets, quality: tuple[float, float] = (1.0, 0.0)) -> None:
         self._net = net
         self._quality = quality
 
@@ -89,8 +89,9 @@ class CompactSegmenter:
         Raises:
             BundleError: the file is not this network's.
         """
-        net = SegmenterNet()
-        load_weights(net, path)
+        arrays = read_weights(path)
+        net = SegmenterNets(members_in(arrays))
+        fill(net, arrays, path)
         return cls(net.to(device), quality)
 
     def probabilities(

@@ -47,3 +47,16 @@ class SegmenterNet(nn.Module):
         with torch.autocast(summary.device.type, enabled=False):
             quality = self.quality(summary)[:, 0]
         return logits[:, 0].float(), quality
+
+
+class SegmenterNets(nn.Module):
+    """One or more networks trained apart; logits are averaged."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList([SegmenterNet() for _ in range(count)])
+
+    def forward(self, grey: Tensor, prompt: Tensor) -> tuple[Tensor, Tensor]:
+        """As :meth:`SegmenterNet.forward`."""
+        masks, qualities = zip(*(member(grey, prompt) for member in self.members), strict=True)
+        return torch.stack(masks).mean(0), torch.stack(qualities).mean(0)
