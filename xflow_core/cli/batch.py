@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID,
 from rich.text import Text
 
 from xflow_core import NOT_FOR_CLINICAL_USE
-from xflow_core.domain.errors import CallError, UnsupportedFinding
+from xflow_core.domain.errors import CallError
 from xflow_core.domain.findings import FINDINGS
 from xflow_core.domain.instruction import Instruction, parse_instruction
 
@@ -148,12 +148,10 @@ def _job(call: BatchCall) -> Job:
 
 
 def _check_findings(bundle: Bundle, instructions: tuple[Instruction, ...]) -> None:
+    from xflow_core.workflow.engine import check_answered
+
     for instruction in instructions:
-        if instruction.finding not in bundle.findings:
-            raise UnsupportedFinding(
-                f"The bundle {bundle.name!r} cannot answer {instruction.finding}; it answers "
-                f"{', '.join(bundle.findings)}."
-            )
+        check_answered(bundle.name, bundle.findings, instruction.finding)
 
 
 def _shares(call: BatchCall, bundle: Bundle) -> tuple[int | None, int]:
