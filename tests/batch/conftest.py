@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from batch.file_phantom import SEEN_VARIABLE, install
-
-TESTS = Path(__file__).resolve().parents[1]
+from phantom_backend import SEEN_VARIABLE
+from phantom_backend import phantom_bundle as installed
 
 
 class Ended:
@@ -25,16 +23,10 @@ class Ended:
 def phantom_bundle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The phantom's bundle; processes started from here find its backend."""
     folder = tmp_path_factory.mktemp("installed")
-    bundle = install(folder)
-    before = os.environ.get("PYTHONPATH")
-    paths = [str(folder), str(TESTS), str(TESTS.parent)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *([before] if before else [])])
-    sys.path.insert(0, str(folder))
-    yield str(bundle)
-    sys.path.remove(str(folder))
-    os.environ.pop("PYTHONPATH")
-    if before is not None:
-        os.environ["PYTHONPATH"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", installed(folder)["PYTHONPATH"])
+        patch.syspath_prepend(str(folder / "site"))
+        yield str(folder / "bundles" / "phantom")
 
 
 @pytest.fixture

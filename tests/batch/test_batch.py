@@ -11,12 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from batch.file_phantom import picture, write_picture
 from batch.tables import answers, rows_of, without_seconds
+from phantom_backend import picture, write_picture
 from PIL import Image
 from radiograph.dresses import dataset, written
 
+from xflow_core.batch.job import Job, Settings
+from xflow_core.batch.run import run_batch
+from xflow_core.bundles.manifest import find_bundle
 from xflow_core.domain.findings import FINDINGS
+from xflow_core.domain.instruction import parse_instruction
 from xflow_core.export.files import read_trace
 
 ONE = [(0.3, 0.5, 12.0)]
@@ -130,6 +134,22 @@ def test_failures_are_rows_with_a_reason_and_the_others_are_answered(tmp_path: P
     assert [row["folder"] is None for row in rows] == [False, True, False, False, True, False]
 
 
+def test_an_image_that_takes_too_long_is_a_row_with_that_reason_and_the_others_are_answered(
+    tmp_path: Path, phantom_bundle: str
+) -> None:
+    folder, out = tmp_path / "images", tmp_path / "out"
+    for name, behaviour in (("a", "answers"), ("b", "takes long"), ("c", "answers")):
+        write_picture(folder / f"{name}.png", ONE, behaviour)
+    settings = Settings(out, phantom_bundle, find_bundle(phantom_bundle).identity, image_seconds=6.0)
+    job = Job(str(folder), settings, parse_instruction("Segment the opacity"))
+    outcome = run_batch(job, started=lambda images: None, answered=lambda done: None)
+    assert outcome.exit_status == 4
+    assert [answer[2:] for answer in answers(out)] == [("present", None), ("failed", "worker"), ("present", None)]
+    assert rows_of(out)[1]["message"] == (
+        "The worker was still at this image after 6 s and was ended; --resume tries it again."
+    )
+
+
 def test_a_csv_list_brings_instructions_and_carries_its_columns(images: Path, tmp_path: Path, xflow) -> None:
     csv = images / "list.csv"
     csv.write_text(
@@ -210,6 +230,7 @@ def test_instructions_come_one_a_line_from_a_file(images: Path, tmp_path: Path, 
         ("columns.csv", ["-i", "opacity"], "no column 'image'"),
         ("ragged.csv", ["-i", "opacity"], "2 fields"),
         ("broken.parquet", ["-i", "opacity"], "Parquet"),
+        ("torn.parquet", ["-i", "opacity"], "Parquet"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_leaves_nothing(
@@ -221,6 +242,9 @@ def test_a_wrong_call_is_one_line_and_leaves_nothing(
     Path("columns.csv").write_text("file\na.png\n")
     Path("ragged.csv").write_text("image,age,sex\na.png,1\n")
     Path("broken.parquet").write_bytes(b"PAR1")
+    pq.write_table(pa.table({"image": [f"{number}.png" for number in range(100)]}), "torn.parquet")
+    whole = Path("torn.parquet").read_bytes()
+    Path("torn.parquet").write_bytes(whole[:4] + bytes(200) + whole[204:])
     ended = xflow("batch", given, *arguments, "-o", "out")
     assert ended.status == 2
     assert ended.err.count("\n") == 1

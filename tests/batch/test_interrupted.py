@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from batch.file_phantom import picture, write_bundle, write_picture
 from batch.tables import answers, rows_of, without_seconds
+from phantom_backend import picture, write_manifest, write_picture
 from radiograph.dresses import dataset, written
 
 from xflow_core.export.files import read_trace
@@ -95,10 +95,10 @@ def test_another_question_bundle_seed_or_version_is_not_done(
     xflow("batch", images, "-i", "Segment the opacity in the left lung", "-o", out, "--resume", "--seed", 1)
     assert seen() == 3
     try:
-        write_bundle(Path(phantom_bundle), version="2")
+        write_manifest(Path(phantom_bundle), version="2")
         xflow("batch", images, "-i", "Segment the opacity in the left lung", "-o", out, "--resume", "--seed", 1)
     finally:
-        write_bundle(Path(phantom_bundle))
+        write_manifest(Path(phantom_bundle))
     assert seen() == 3
     assert {row["bundle_version"] for row in rows_of(out)} == {"2"}
 
@@ -120,11 +120,14 @@ def test_dicom_results_that_are_missing_are_written_without_asking_again(tmp_pat
     seg = (out / "x" / "seg.dcm").read_bytes()
     xflow("batch", image, *ASK, "-o", out, "--resume")
     assert (out / "x" / "seg.dcm").read_bytes() == seg
-    (out / "x" / "sr.dcm").unlink()
     seen()
-    assert xflow("batch", image, *ASK, "-o", out, "--resume").status == 0
-    assert seen() == 0
-    assert (out / "x" / "sr.dcm").is_file()
+    for name, kept in (("sr.dcm", None), ("sr.dcm", 200), ("pr.dcm", 0), ("seg.dcm", 200), ("seg.dcm", -100)):
+        file = out / "x" / name
+        whole = file.read_bytes()
+        file.unlink() if kept is None else file.write_bytes(whole[:kept])
+        assert xflow("batch", image, *ASK, "-o", out, "--resume").status == 0
+        assert seen() == 0
+        assert file.stat().st_size > len(whole) - 100
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

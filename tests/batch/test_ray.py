@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from batch.file_phantom import write_picture
 from batch.tables import answers, rows_of, without_seconds
+from phantom_backend import write_picture
 
 from xflow_core.batch.job import Job, Settings
 from xflow_core.batch.run import run_batch

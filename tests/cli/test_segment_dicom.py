@@ -117,6 +117,20 @@ def test_the_json_names_the_files_and_a_second_call_replaces_them(chest: Path, t
     assert "FrameOfReferenceUID" in pydicom.dcmread(folder / "seg.dcm")
 
 
+def test_what_a_killed_call_left_half_made_goes_and_other_peoples_files_stay(
+    chest: Path, tmp_path: Path, xflow
+) -> None:
+    folder = tmp_path / "out" / "chest"
+    for name, inside in ((".dicom.0123456789ab.part", "seg.dcm"), (".opacity.0123456789ab.part", "trace.json")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / inside).write_text("half")
+    (folder / ".effusion.0123456789ab.part").mkdir()
+    (folder / ".effusion.0123456789ab.part" / "notes.txt").write_text("mine")
+    assert xflow(chest, *ASK, "-o", tmp_path / "out").status == 0
+    assert [path.name for path in folder.glob(".*")] == [".effusion.0123456789ab.part"]
+    assert (folder / ".effusion.0123456789ab.part" / "notes.txt").read_text() == "mine"
+
+
 def test_several_images_get_one_segmentation_each(chest: Path, tmp_path: Path, xflow) -> None:
     other = tmp_path / "in" / "other.dcm"
     other.write_bytes(phantom_radiograph("2.25.78"))

@@ -19,7 +19,7 @@ from xflow_core.domain.errors import CallError, ExportError, NotWritten, ValueRe
 from xflow_core.export.dicom import write_dicom
 from xflow_core.export.dicom_source import read_source
 from xflow_core.export.equipment import dicom_code
-from xflow_core.export.files import DICOM_FILES, remove_dicom
+from xflow_core.export.files import DICOM_FILES, remove_dicom, sweep
 from xflow_core.export.secondary_capture import stacked, write_secondary_capture
 from xflow_core.export.seg_reading import read_seg
 
@@ -90,8 +90,8 @@ def test_when_one_object_fails_the_earlier_files_stand(tmp_path: Path, monkeypat
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-@pytest.mark.parametrize(("call", "at"), [("fsync", 2), ("replace", 4), ("replace", 5)])
-def test_a_process_killed_while_writing_leaves_whole_files(call, at, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("call", "at"), [("fsync", 2), *(("replace", place) for place in range(4, 10))])
+def test_a_process_killed_while_writing_leaves_whole_files_of_one_call(call, at, tmp_path: Path) -> None:
     image = source()
     write_dicom(tmp_path, [answer(image, "edema", blob(image.size, 1))], image)
     before = snapshot(tmp_path)
@@ -106,10 +106,24 @@ def test_a_process_killed_while_writing_leaves_whole_files(call, at, tmp_path: P
     ran = subprocess.run([sys.executable, "-c", code, tmp_path, Path(__file__).parents[1]], check=False)
     assert ran.returncode == -signal.SIGKILL
     files = {path.name: path for path in tmp_path.glob("*.dcm")}
-    assert files.keys() == before.keys()
-    new = [name for name, path in files.items() if path.read_bytes() != before[name]]
-    assert new == (["seg.dcm"] if (call, at) == ("replace", 5) else [])
+    new = {name for name, path in files.items() if path.read_bytes() != before[name]}
+    assert new in (set(), set(files))
+    assert "sr.dcm" not in files or files.keys() == before.keys(), "where there is a report, there is all of it"
     assert all(pydicom.dcmread(path).PatientID == "SECRET-17" for path in files.values())
+    sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == files.keys()
+
+
+def test_when_a_file_cannot_take_its_place_the_earlier_ones_are_back(tmp_path: Path) -> None:
+    image = source()
+    write_dicom(tmp_path, [answer(image, "edema", blob(image.size, 1))], image)
+    before = snapshot(tmp_path)
+    (tmp_path / "sc.dcm" / "inside").mkdir(parents=True)
+    with pytest.raises(NotWritten, match="cannot be written to"):
+        write_dicom(tmp_path, [answer(image, "edema", blob(image.size, 2))], image, overlay=OVERLAY)
+    (tmp_path / "sc.dcm" / "inside").rmdir()
+    (tmp_path / "sc.dcm").rmdir()
+    assert snapshot(tmp_path) == before
 
 
 def test_c05_c06_an_absent_verdict_is_still_there_when_the_files_are_opened_again(tmp_path: Path) -> None:

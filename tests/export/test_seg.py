@@ -308,6 +308,8 @@ def test_a_hand_in_the_result_makes_it_semiautomatic(tmp_path: Path) -> None:
     write_seg(tmp_path / "seg.dcm", traces, image)
     made = pydicom.dcmread(tmp_path / "seg.dcm")
     assert [item.SegmentAlgorithmType for item in made.SegmentSequence] == ["SEMIAUTOMATIC", "AUTOMATIC"]
+    said = ["Decided by the user: a click." in item.SegmentDescription for item in made.SegmentSequence]
+    assert said == [True, False]
 
 
 def test_traces_of_another_image_are_refused_with_both_uids(tmp_path: Path) -> None:

@@ -321,6 +321,16 @@ def test_traces_of_two_bundles_name_both(tmp_path: Path) -> None:
     assert names == ["XFlow compact", "XFlow foundation"]
 
 
+def test_what_the_user_decided_stands_in_words(tmp_path: Path) -> None:
+    source = source_of()
+    trace = effusion(source)
+    steps = [replace(step, origin="user") if step.kind in ("presence", "mask") else step for step in trace.steps]
+    said = texts(written(tmp_path, [replace(trace, steps=tuple(steps)), no_pneumonia(source)], source))
+    assert [text for text in said if "decided by the user" in text] == [
+        "Effusion: decided by the user: the presence, a mask."
+    ]
+
+
 def test_the_instruction_stands_as_typed_in_whatever_script_and_the_patients_name_survives(tmp_path: Path) -> None:
     name = "Yamada^Tarou=山田^太郎=やまだ^たろう"
     stream = io.BytesIO()

@@ -231,6 +231,17 @@ def test_bodies_that_lie_about_themselves_end_at_once(shared: Served) -> None:
     assert b" 400 " in raw(shared, b"GET /health HTTP/1.1\r\n\r\n"), "without a Host header"
 
 
+def test_a_body_that_breaks_off_logs_no_fault_whatever_the_request_was_answered(
+    shared: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunked = ("POST /runs HTTP/1.1", "Transfer-Encoding: chunked")
+    for token in (True, False):
+        for body in (b"zz\r\n", b"5\r\nabcdefgh\r\n", b"1\r\n{\r\nzz\r\n"):
+            assert b" 400 " in raw(shared, head(shared, *chunked, token=token) + body).split(b"\r\n")[0]
+    assert ask(shared, "GET", "/health").status_code == 200
+    assert "failed" not in caplog.text
+
+
 def test_slow_and_half_open_connections_are_bounded_and_hold_nobody_up(
     shared: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

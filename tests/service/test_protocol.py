@@ -38,12 +38,14 @@ from xflow_core.service.protocol import (
     Ask,
     BundleInfo,
     Capabilities,
+    CheckLine,
     Continue,
     DoneLine,
     EditMask,
     EndLine,
     ErrorLine,
     Health,
+    ImageCheck,
     ImageInfo,
     Listening,
     ReplaceStep,
@@ -78,6 +80,8 @@ def through_json(data: object) -> object:
             "1.0", (BundleInfo(IDENTITY, ("effusion",), True),), "cpu", None, ServerLimits(1, 2, 3, 4), Activity(1, 2)
         ),
         ImageInfo(RECORD),
+        ImageCheck(("It may be a lateral view.",), "It is blank."),
+        ImageCheck(),
     ],
 )
 def test_what_is_sent_is_what_is_read(value: Health) -> None:
@@ -107,6 +111,7 @@ def test_a_request_is_what_is_read(asked: Ask) -> None:
         StepLine(5, ClickStep(component=0, turn=1, click=Click("negative", Point(0.1, 0.9)), text="<think>")),
         EndLine(Result("present", 0.5, area_px=3), {"read": 0.5}),
         EndLine(None, {}),
+        CheckLine(ImageCheck(("one", "two"))),
         DoneLine(True),
         ErrorLine("It failed.", "internal"),
         AliveLine(),
@@ -123,6 +128,8 @@ def test_a_line_of_a_later_version_is_passed_over() -> None:
     assert read_line(b'{"kind": "weather"}') is None
     with pytest.raises(ValueRefused):
         read_line(b'{"kind": "mask"}')
+    with pytest.raises(ValueRefused):
+        read_line(b'{"kind": "check", "warnings": [1], "refused": null}')
     with pytest.raises(ValueRefused):
         read_line(b"not json")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -21,12 +22,21 @@ from xflow_core.domain.errors import (
     ValueRefused,
 )
 from xflow_core.domain.instruction import parse_instruction
-from xflow_core.domain.trace import BoxesStep, LesionBox, Mask, MaskStep, PresenceStep, StopStep, Trace, Verdict
+from xflow_core.domain.trace import BoxesStep, LesionBox, Mask, MaskStep, PresenceStep, Step, StopStep, Trace, Verdict
+from xflow_core.policies.protocols import GuardReport
+from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.service.images import read_upload
-from xflow_core.service.protocol import ArrayImage, ServerLimits
+from xflow_core.service.protocol import ArrayImage, ImageCheck, ServerLimits
 from xflow_core.workflow.session import answer
 
 TEXT = "Segment the opacity"
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
 
 
 def in_process(image: ArrayImage, text: str = TEXT, **options: int) -> Trace:
@@ -202,16 +212,38 @@ def test_a_client_that_goes_away_cancels_its_run(served: Served) -> None:
     next(run)
     assert served.parts.at_the_gate.acquire(timeout=30)
     run.close()
-    deadline = time.monotonic() + 30
-    while not served.service.worker._runs[next(iter(served.service.worker._runs))][0].cancelled.is_set():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    made = served.parts.calls["revise"]
+    ends_before_its_next_step(served)
+
+
+def test_a_run_that_is_closed_while_a_thread_waits_for_its_next_step_ends_at_once(served: Served) -> None:
+    client = served.client()
+    image = client.upload(picture())
+    for close in (lambda run: run.close(), lambda run: client.close()):
+        served.parts.closed = True
+        run = client.run(image, TEXT)
+        steps: list[Step] = []
+        thread = threading.Thread(target=lambda run=run, steps=steps: steps.extend(run))
+        thread.start()
+        assert served.parts.at_the_gate.acquire(timeout=30)
+        until(lambda steps=steps: len(steps) == 6)
+        start = time.monotonic()
+        close(run)
+        thread.join(30)
+        assert time.monotonic() - start < 0.5
+        assert [step.kind for step in steps] == ["lungs", "presence", "boxes", "mask", "mask", "mask"]
+        assert run.trace.steps == tuple(steps)
+        ends_before_its_next_step(served)
+        served.parts.calls.clear()
+
+
+def ends_before_its_next_step(served: Served) -> None:
+    """The one run, which is at its first click, is cancelled, and makes no other."""
+    ((run,),) = served.service.worker._runs.values()
+    until(run.cancelled.is_set)
+    served.parts.closed = False
     served.parts.gate.release()
-    while served.service.worker.waiting:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert served.parts.calls["revise"] == made + 1
+    until(lambda: not served.service.worker.waiting)
+    assert served.parts.calls["revise"] == 1
 
 
 def test_clients_take_turns_a_long_queue_of_one_does_not_hold_up_another(served: Served) -> None:
@@ -295,6 +327,89 @@ def test_a_colour_picture_is_refused_at_reading_unless_its_sender_accepts_it(ser
     assert client.run(image, TEXT, accept_image=True).finish()[0].result.status in ("present", "absent")
 
 
+class GuardedParts(GatedParts):
+    """The phantom's parts with a guard, which looks at what the models look at; ``verdict`` is what it finds."""
+
+    verdict = GuardReport(warnings=("It may be a lateral view.",))
+
+    def inspect(self, image: EncodedRadiograph) -> GuardReport:
+        self.calls["guard"] += 1
+        self._bright(image)
+        if self.verdict is None:
+            raise MemoryError("no room")
+        return self.verdict
+
+
+@pytest.fixture
+def guarded() -> Iterator[Served]:
+    parts = GuardedParts()
+    with serving(replace(engine_of(parts), guard=parts), parts) as server:
+        yield server
+
+
+def test_a_check_says_what_a_run_will_say_and_the_run_encodes_nothing_again(guarded: Served) -> None:
+    client = guarded.client()
+    image = client.upload(picture())
+    check = client.check(image)
+    assert check.refused is None
+    assert check.warnings[-1] == "It may be a lateral view."
+    assert guarded.parts.calls == {"guard": 1, "encode": 1}
+    (trace,) = client.run(image, TEXT).finish()
+    assert trace.image.warnings == check.warnings
+    assert client.check(image, bundle="phantom") == check
+    assert (guarded.parts.calls["guard"], guarded.parts.calls["encode"]) == (1, 1)
+    assert client.capabilities().activity.encoder_passes == 1
+
+
+def test_a_check_of_a_refused_image_says_the_runs_own_words(guarded: Served) -> None:
+    guarded.parts.verdict = GuardReport(("It is no frontal chest radiograph.",), ("It may be rotated.",))
+    client = guarded.client()
+    image = client.upload(picture())
+    check = client.check(image)
+    assert (check.refused, check.warnings[-1]) == ("It is no frontal chest radiograph.", "It may be rotated.")
+    (trace,) = client.run(image, TEXT).finish()
+    assert (trace.result.status, trace.result.message) == ("refused", check.refused)
+    assert client.run(image, TEXT, accept_image=True).finish()[0].image.warnings == (
+        *check.warnings,
+        f"Run against the guards: {check.refused}",
+    )
+
+
+def test_a_check_that_cannot_be_made_is_said_and_leaves_the_server_well(guarded: Served) -> None:
+    client = guarded.client()
+    image = client.upload(picture())
+    with pytest.raises(ServiceError) as unknown:
+        client.check(image, bundle="a b/c?d")
+    assert unknown.value.kind == "unknown_bundle"
+    guarded.parts.verdict = None
+    with pytest.raises(ServiceError, match="guard failed: MemoryError"):
+        client.check(image)
+    guarded.parts.verdict = GuardReport()
+    assert client.check(image).refused is None
+    client.forget(image)
+    assert client.check(image).refused is None, "the image was sent again"
+
+
+def test_a_check_waits_for_a_step_of_another_clients_run_and_not_for_its_end(guarded: Served) -> None:
+    client, other = guarded.client(), guarded.client()
+    image = client.upload(picture())
+    guarded.parts.closed = True
+    run = client.run(image, TEXT)
+    assert guarded.parts.at_the_gate.acquire(timeout=30)
+    checks: list[ImageCheck] = []
+    thread = threading.Thread(target=lambda: checks.append(other.check(other.upload(picture([])))))
+    thread.start()
+    until(lambda: guarded.service.worker.waiting == 2)
+    assert not checks, "one thread computes, and it is at a click"
+    guarded.parts.gate.release()
+    thread.join(30)
+    assert len(checks) == 1
+    assert run.trace is None or run.trace.result is None
+    guarded.parts.closed = False
+    guarded.parts.gate.release(100)
+    assert run.finish()[0].result.status == "present"
+
+
 def test_an_instruction_that_is_not_understood_is_said_in_the_command_lines_words(served: Served) -> None:
     client = served.client()
     image = client.upload(picture())
@@ -319,6 +434,22 @@ def test_a_forgotten_image_is_unknown_and_the_client_sends_it_again(served: Serv
     assert client.run(image, TEXT).finish() == (in_process(picture()),)
 
 
+def test_what_is_forgotten_in_the_middle_of_a_run_counts_until_the_run_ends(served: Served) -> None:
+    client = served.client()
+    image = client.upload(picture())
+    held = client.capabilities().activity.image_bytes
+    served.parts.closed = True
+    run = client.run(image, TEXT)
+    assert served.parts.at_the_gate.acquire(timeout=30)
+    assert client.forget(image)
+    activity = client.capabilities().activity
+    assert (activity.images, activity.image_bytes >= held) == (0, True)
+    served.parts.closed = False
+    served.parts.gate.release()
+    assert run.finish() == (in_process(picture()),)
+    assert client.capabilities().activity.image_bytes == 0
+
+
 def test_the_least_recently_used_image_makes_room(served: Served) -> None:
     bare = picture().values.nbytes * 5 // 4
     with serving(limits=ServerLimits(cached_bytes=int(2.8 * bare))) as small:
@@ -340,10 +471,7 @@ def test_idle_models_leave_the_memory_and_come_back() -> None:
         client = served.client()
         image = client.upload(picture())
         first = client.run(image, TEXT).finish()
-        deadline = time.monotonic() + 30
-        while client.capabilities().bundles[0].loaded:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not client.capabilities().bundles[0].loaded)
         assert client.run(image, TEXT).finish() == first
         assert len(loads) == 2
         assert client.capabilities().activity.encoder_passes == 2, "what was encoded went with the models"
@@ -352,9 +480,7 @@ def test_idle_models_leave_the_memory_and_come_back() -> None:
         image = client.upload(picture())
         client.run(image, TEXT).finish()
         client.unload()
-        while client.capabilities().bundles[0].loaded:
-            assert time.monotonic() < deadline + 30
-            time.sleep(0.05)
+        until(lambda: not client.capabilities().bundles[0].loaded)
         assert client.run(image, TEXT).finish() == first
 
 
@@ -371,10 +497,8 @@ def test_a_mask_of_the_users_may_be_anywhere_and_travels_whole(served: Served) -
 def test_the_polarity_of_an_array_is_stated_and_used(served: Served) -> None:
     client = served.client()
     upright = picture()
-    inverse = ArrayImage(1 - upright.values, dense_is_bright=False)
+    low, high = upright.values.min(), upright.values.max()
+    inverse = ArrayImage(high - upright.values + low, dense_is_bright=False)
     (trace,) = client.run(client.upload(inverse), TEXT).finish()
     assert trace.image.photometric == "MONOCHROME1"
-    boxes = [tuple(round(v, 3) for v in box.box.to_json()) for box in in_process(upright).last(BoxesStep).boxes]
-    mirrored, _ = read_upload(inverse.to_bytes())
-    assert mirrored.values.argmax() == upright.values.argmax()
-    assert len(boxes) == 3
+    assert trace.steps == in_process(upright).steps

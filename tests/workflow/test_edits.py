@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from phantom import SIZE, phantom, phantom_engine
 
 from xflow_core.domain.errors import ValueRefused
+from xflow_core.domain.geometry import Point
 from xflow_core.domain.instruction import parse_instruction
-from xflow_core.domain.trace import ClickStep, Mask, MaskStep, StopStep, Trace
+from xflow_core.domain.trace import Click, ClickStep, Mask, MaskStep, StopStep, Trace
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.workflow.edits import check_steps, continue_from_mask, replace_step
 from xflow_core.workflow.session import Session
 
 DISCS = [(0.25, 0.5, 12), (0.7, 0.3, 9)]
+CLICK = Click("positive", Point(0.7, 0.35))
 
 
 def session(clicks: int = 2, **options: int) -> Session:
@@ -112,3 +114,33 @@ def test_an_edit_leaves_the_trace_that_it_came_from_alone() -> None:
     assert trace.to_json() == text
     assert branch.result is None
     assert branch.steps[2].origin == "user"
+
+
+@pytest.mark.parametrize("step", [ClickStep(component=1, turn=1, click=CLICK), StopStep(component=1, reason="user")])
+def test_a_click_or_a_stop_may_be_added_where_a_trace_was_cut_off_after_a_mask(step: ClickStep | StopStep) -> None:
+    first = session()
+    whole = first.trace()
+    cut = replace(whole, steps=whole.steps[: whole.steps.index(of(whole, 1, MaskStep)[0]) + 1], result=None)
+    branch = replace_step(cut, len(cut.steps), step)
+    assert branch.steps[-1] == replace(step, origin="user")
+    assert (branch.branch_of.trace, branch.branch_of.step) == (cut.id, len(cut.steps))
+    continued = Session.resume(first.engine, first.image, branch)
+    list(continued.run())
+    assert continued.finished
+    assert of(continued.trace(), 1, type(step))[0].origin == "user"
+
+
+def test_nothing_else_may_be_added_and_nothing_after_a_result() -> None:
+    whole = session().trace()
+    click = ClickStep(component=0, turn=3, click=CLICK)
+    end = len(whole.steps)
+    with pytest.raises(ValueRefused, match="a result is the last step"):
+        replace_step(whole, end, click)
+    cut = replace(whole, steps=whole.steps[:-1], result=None)
+    with pytest.raises(ValueRefused, match="does not fit there"):
+        replace_step(cut, end - 1, click)  # its component was stopped
+    for step in (whole.steps[2], whole.steps[3], whole.steps[-1]):
+        with pytest.raises(ValueRefused, match="There is no step"):
+            replace_step(cut, end - 1, step)
+    with pytest.raises(ValueRefused, match="a boxes step belongs there"):
+        replace_step(replace(whole, steps=whole.steps[:2], result=None), 2, click)

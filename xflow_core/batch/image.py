@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,29 +11,25 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from xflow_core.domain.errors import ExportError, RadiographError, RadiographRefused, XFlowError
+from xflow_core.domain.errors import RadiographError, RadiographRefused, XFlowError
 from xflow_core.domain.instruction import Instruction
 from xflow_core.domain.quiet import quiet_python
 from xflow_core.domain.trace import ResultStep, Trace
 from xflow_core.export.files import (
     MASK_FILE,
     OVERLAY_FILE,
+    PR_FILE,
     SEG_FILE,
     SR_FILE,
     TRACE_FILE,
     read_trace,
-    remove_dicom,
+    sweep,
     write_result,
 )
-from xflow_core.radiograph.encoded import EncodedRadiograph
-from xflow_core.radiograph.reading import read_radiograph
 from xflow_core.workflow.engine import Engine
-from xflow_core.workflow.session import answer, unanswered
 
+from .answers import answer_question, read_image, write_dicom_results
 from .job import Answered, Settings, Task, answer_without_trace, row_start, row_without_trace
-
-_LEFT_BEHIND = re.compile(r"\..*\.[0-9a-f]{12}\.part")
-_OURS = re.compile(r"(trace\.json|mask\.png|overlay\.png|(seg|sr|pr|sc)\.dcm|\..*\.part)")
 
 
 def answer_image(task: Task, settings: Settings, load: Callable[[], Engine]) -> Answered:
@@ -54,11 +48,11 @@ def answer_image(task: Task, settings: Settings, load: Callable[[], Engine]) -> 
     done = _finished(task, settings, folder) if settings.resume else {}
     engine = load() if len(done) < len(task.instructions) else None
     try:
-        _sweep(folder)
+        sweep(folder)
         traces, status = done, 0
         rows: dict[str, dict[str, Any]] = {}
         if engine is not None:
-            traces, rows, status = _ask(task, settings, engine, folder, done, start)
+            traces, rows, status = _ask(task, settings, engine, folder, done)
         rows |= {finding: _row(task, settings, trace) for finding, trace in traces.items()}
         in_order = [traces[asked.finding] for asked in task.instructions if asked.finding in traces]
         no_dicom = _write_dicom(task, folder, in_order, done)
@@ -83,30 +77,18 @@ def answer_image(task: Task, settings: Settings, load: Callable[[], Engine]) -> 
 
 
 def _ask(
-    task: Task, settings: Settings, engine: Engine, folder: Path, done: dict[str, Trace], start: float
+    task: Task, settings: Settings, engine: Engine, folder: Path, done: dict[str, Trace]
 ) -> tuple[dict[str, Trace], dict[str, dict[str, Any]], int]:
     """Traces by finding, those of ``done`` among them; the rows of findings that could not be written; the status."""
-    radiograph = read_radiograph(task.path)
-    refusal = None
-    try:
-        image = engine.admit(radiograph)
-    except RadiographRefused as problem:
-        image, refusal = EncodedRadiograph(radiograph), str(problem)
-    read_seconds = time.perf_counter() - start
-
+    read = read_image(engine, Path(task.path))
     traces, status = dict(done), 0
     rows: dict[str, dict[str, Any]] = {}
     for asked in task.instructions:
         if asked.finding in done:
             continue
-        if refusal is None:
-            trace = answer(engine, image, asked, stages=settings.stages, seed=settings.seed)
-        else:
-            trace = unanswered(engine.identity, image, asked, "refused", refusal)
-        trace.seconds["read"] = read_seconds
-        trace.seconds["total"] = trace.seconds.get("total", 0.0) + read_seconds
+        trace = answer_question(engine, read, asked, stages=settings.stages, seed=settings.seed)
         try:
-            write_result(folder / asked.finding, trace, image.radiograph.display)
+            write_result(folder / asked.finding, trace, read.image.radiograph.display)
         except XFlowError as problem:
             # What was written for the other findings stays, and is listed.
             status = max(status, problem.exit_status)
@@ -201,23 +183,9 @@ def _whole(folder: Path, trace: Trace) -> bool:
                 return False
             with Image.open(folder / MASK_FILE) as picture:
                 return bool(np.array_equal(np.asarray(picture) > 0, step.mask.array))
-    except (OSError, SyntaxError, ValueError):  # what Pillow raises on a damaged picture
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # Pillow's, on a damaged picture
         return False
     return True
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a killed process left half made; a folder that holds other people's files stays."""
-    if not folder.is_dir():
-        return
-    for entry in folder.iterdir():
-        if not _LEFT_BEHIND.fullmatch(entry.name):
-            continue
-        if entry.is_dir():
-            if all(_OURS.fullmatch(inner.name) for inner in entry.iterdir()):
-                shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
 
 
 # DICOM ---------------------------------------------------------------------------------------------------------
@@ -225,52 +193,38 @@ def _sweep(folder: Path) -> None:
 
 def _write_dicom(task: Task, folder: Path, traces: Sequence[Trace], done: dict[str, Trace]) -> XFlowError | None:
     """Write the DICOM results of a DICOM image, unless they are there; returns why they could not be written."""
-    if not traces:
+    if traces and len(done) == len(traces) and traces[0].image.source == "dicom" and dicom_whole(folder, traces):
         return None
-    if traces[0].image.source != "dicom":
-        return _without_dicom(folder, None)
-    if len(done) == len(traces) and dicom_whole(folder, traces):
-        return None
-    from xflow_core.export.dicom import read_source, write_dicom
-
-    refused = all(trace.result is not None and trace.result.status == "refused" for trace in traces)
     try:
-        source = read_source(Path(task.path), name=Path(task.path).name)
-    except ExportError as problem:
-        # Of an image that is refused anyway, one reason is enough.
-        return _without_dicom(folder, None if refused else problem)
-    try:
-        write_dicom(folder, traces, source)
+        write_dicom_results(folder, traces, Path(task.path), name=Path(task.path).name)
     except XFlowError as problem:
         return problem
     return None
 
 
-def _without_dicom(folder: Path, reason: XFlowError | None) -> XFlowError | None:
-    """Leave no DICOM results of an earlier image beside the new answers; returns ``reason``, or why they stay."""
-    try:
-        remove_dicom(folder)
-    except XFlowError as problem:
-        return reason or problem
-    return reason
-
-
 def dicom_whole(folder: Path, traces: Sequence[Trace]) -> bool:
-    """Whether the report is there, of these answers and no older than they, and the segmentation if it has one."""
+    """Whether the report is there, of these answers and no older than they, with the segmentation that it names and the
+    presentation state, where these answers have one; and all can be read."""
     import pydicom
-    from pydicom.errors import InvalidDicomError
 
     present = any(trace.result is not None and trace.result.present for trace in traces)
+    decided = any(trace.steps for trace in traces)
     try:
         made = (folder / SR_FILE).stat().st_mtime_ns
         answered = max((folder / t.instruction.finding / TRACE_FILE).stat().st_mtime_ns for t in traces)
-        if made < answered or (folder / SEG_FILE).is_file() != present:
+        if made < answered or (folder / SEG_FILE).is_file() != present or (folder / PR_FILE).is_file() != decided:
             return False
         with quiet_python():
-            report = pydicom.dcmread(folder / SR_FILE)
-            said = "\n".join(str(item.value) for item in report.iterall() if item.keyword == "TextValue")
+            report = list(pydicom.dcmread(folder / SR_FILE).iterall())
+            if decided and not pydicom.dcmread(folder / PR_FILE).SOPInstanceUID:
+                return False
             if present:
-                pydicom.dcmread(folder / SEG_FILE, stop_before_pixels=True)
-    except (OSError, ValueError, InvalidDicomError):
+                segmentation = pydicom.dcmread(folder / SEG_FILE)
+                named = {item.value for item in report if item.keyword == "ReferencedSOPInstanceUID"}
+                if segmentation.SOPInstanceUID not in named or segmentation.pixel_array.size == 0:
+                    return False
+    # On a file that was cut short pydicom raises what it likes, also EOFError; it is made again then.
+    except Exception:  # noqa: BLE001
         return False
+    said = "\n".join(str(item.value) for item in report if item.keyword == "TextValue")
     return all(trace.instruction.text in said for trace in traces)

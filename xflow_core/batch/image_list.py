@@ -6,6 +6,7 @@ by side. Of the input nothing but the paths is in memory, and those only until e
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import glob
 import hashlib
@@ -250,17 +251,20 @@ def _rows(path: Path, file: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _of_parquet(path: Path) -> tuple[Iterator[pa.Table], pa.Schema]:
-    try:
+    with _reading_parquet(path):
         file = pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as problem:
-        raise CallError(f"{path} cannot be read as Parquet ({str(problem).splitlines()[0]}).") from None
     schema = file.schema_arrow
     _check_columns(path, schema.names)
     further = _further(schema.names)
     fields = [schema.field(name).with_name(_carried_name(name)).remove_metadata() for name in further]
 
     def batches() -> Iterator[pa.Table]:
-        for batch in file.iter_batches(batch_size=PART_SIZE):
+        read = file.iter_batches(batch_size=PART_SIZE)
+        while True:
+            with _reading_parquet(path):
+                batch = next(read, None)
+            if batch is None:
+                return
             texts = {
                 name: ["" if value is None else str(value) for value in batch.column(name).to_pylist()]
                 for name in ("image", "instruction")
@@ -272,6 +276,15 @@ def _of_parquet(path: Path) -> tuple[Iterator[pa.Table], pa.Schema]:
             yield table
 
     return batches(), pa.schema(fields)
+
+
+@contextlib.contextmanager
+def _reading_parquet(path: Path) -> Iterator[None]:
+    """What is damaged becomes one sentence."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as problem:
+        raise CallError(f"{path} cannot be read as Parquet ({str(problem).splitlines()[0]}).") from None
 
 
 def _check_columns(path: Path, names: list[str]) -> None:

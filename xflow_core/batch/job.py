@@ -26,6 +26,8 @@ class Settings:
         threads: of torch and numpy, in each worker.
         resume: take results that are done and whole as they are.
         since: a result is no older than this (a file's modification time, nanoseconds) if it counts as done.
+        image_seconds: the longest that a worker may be at one image, all its questions and a first load of the models
+            together; then the worker is ended, and the image is a row with that reason.
     """
 
     out: Path
@@ -37,6 +39,7 @@ class Settings:
     threads: int = 1
     resume: bool = False
     since: int = 0
+    image_seconds: float = 1800.0
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "out": str(self.out)})

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from typing import IO
 
@@ -40,20 +41,23 @@ class WorkerProcess:
         self._killed = False
 
     def answer(self, task: Task) -> Answered:
-        """Hand over a task and wait for its rows. A process that dies at it is a row with a reason.
+        """Hand over a task and wait for its rows. A process that dies or hangs at it is a row with a reason.
 
         Raises:
             EngineError: no worker can be started, or the bundle cannot be used here; ``exit_status`` is the cause's.
         """
         while True:
+            start = time.monotonic()
             answered, code = self._ask(task)
             if answered is not None:
                 return answered
             if self._killed:
                 raise EngineError("The worker was stopped.")
-            if self._loaded:
+            took_too_long = time.monotonic() - start >= self.settings.image_seconds
+            if self._loaded or took_too_long:
                 self.close()
-                return answer_without_trace(task, self.settings, "worker", _died_of(code), EngineError.exit_status)
+                reason = _too_long(self.settings.image_seconds) if took_too_long else _died_of(code)
+                return answer_without_trace(task, self.settings, "worker", reason, EngineError.exit_status)
             last_words = self._last_words()
             self.close()
             self._failed_starts += 1
@@ -198,6 +202,10 @@ def run_on_this_machine(
 
 def _died_of(code: int) -> str:
     return f"The worker was killed or crashed at this image ({_ended(code)}); --resume tries it again."
+
+
+def _too_long(seconds: float) -> str:
+    return f"The worker was still at this image after {seconds:g} s and was ended; --resume tries it again."
 
 
 def _ended(code: int) -> str:

@@ -8,6 +8,7 @@ the output folder under the same paths.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -47,11 +48,10 @@ class BatchActor:
         answers = []
         try:
             self._check_version()
-            images = ImageList(self.job.settings.out / WORK_FOLDER / LIST_FILE)
-            for start, stop in zip(batch[_START].to_pylist(), batch[_STOP].to_pylist(), strict=True):
-                for task in tasks_of(self.job, images, start, stop):
-                    answers.append(self.worker.answer(task).to_json())
-            images.close()
+            with contextlib.closing(ImageList(self.job.settings.out / WORK_FOLDER / LIST_FILE)) as images:
+                for start, stop in zip(batch[_START].to_pylist(), batch[_STOP].to_pylist(), strict=True):
+                    for task in tasks_of(self.job, images, start, stop):
+                        answers.append(self.worker.answer(task).to_json())
         except OSError as problem:
             lost = EngineError(f"A machine of the cluster does not see the output folder ({problem.strerror}).")
             answers.append(_ending(lost))

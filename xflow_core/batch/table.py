@@ -8,8 +8,6 @@ that are under way and no others, whatever the number of images.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xflow_core import NOT_FOR_CLINICAL_USE, __version__
-from xflow_core.domain.errors import NotWritten
+from xflow_core.export.files import open_whole
 
 SCHEMA_NAME = "xflow.batch/1"
 TABLE_FILE = "results.parquet"
@@ -53,7 +51,8 @@ COLUMNS = (
         "reason",
         pa.string(),
         "Why there is no answer: instruction (not understood), unreadable, refused (not one frontal chest radiograph), "
-        "unsupported (by the bundle), engine (the models failed), worker (its process died), not written.",
+        "unsupported (by the bundle), engine (the models failed), worker (its process died or took too long), not "
+        "written.",
     ),
     Column("message", pa.string(), "The same in a sentence."),
     Column("bundle_name", pa.string(), "The bundle that answered."),
@@ -162,20 +161,6 @@ def write_tables(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> N
     Raises:
         NotWritten: it cannot be written there.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    try:
-        try:
-            with open(temporary, "xb") as file:
-                with pq.ParquetWriter(file, schema) as writer:
-                    for table in tables:
-                        writer.write_table(table, row_group_size=max(table.num_rows, 1))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as problem:
-        raise NotWritten(
-            f"{path} cannot be written: {problem.strerror or problem}; choose another output folder or make room there."
-        ) from problem
+    with open_whole(path) as file, pq.ParquetWriter(file, schema) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=max(table.num_rows, 1))

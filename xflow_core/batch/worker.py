@@ -6,11 +6,13 @@ It reads JSON lines on stdin, first the :class:`~.job.Settings`, then tasks, and
     {"answered": {..}}                      the rows of a task
     {"stop": sentence, "exit_status": n}    the bundle cannot be used here; no task will fare better
 
-It ends when stdin does, so none outlives the process that started it by more than the image in work.
+It ends when stdin does, so none outlives the process that started it by more than the image in work, and it ends itself
+when an image takes longer than ``Settings.image_seconds``.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -67,7 +69,10 @@ def main() -> None:
     engine = _LazyEngine(settings, out)
     try:
         for line in sys.stdin:
+            # Also when a library's own code hangs and holds the interpreter's lock.
+            faulthandler.dump_traceback_later(settings.image_seconds, exit=True)
             answered = answer_image(Task.from_json(line), settings, engine)
+            faulthandler.cancel_dump_traceback_later()
             _say(out, {"answered": json.loads(answered.to_json())})
     except XFlowError as problem:
         _say(out, {"stop": str(problem), "exit_status": problem.exit_status})

@@ -147,6 +147,9 @@ def batch(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     stages: Annotated[int, typer.Option(min=1, max=2, help="1 ends with the boxes' masks, 2 revises them.")] = 2,
     seed: Annotated[int, typer.Option(help="For policies that sample.")] = 0,
+    image_minutes: Annotated[
+        float, typer.Option(min=0.1, metavar="MINUTES", help="The longest for one image; then it is a failed row.")
+    ] = 30.0,
 ) -> None:
     """Answer instructions on many images; write what segment writes for each, and one table of all answers."""
     from .batch import BatchCall, run_batch_call
@@ -166,6 +169,7 @@ def batch(
         threads=threads,
         resume=resume,
         ray=ray,
+        image_minutes=image_minutes,
     )
     raise typer.Exit(run_batch_call(call))
 

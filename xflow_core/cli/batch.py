@@ -18,10 +18,10 @@ from rich.text import Text
 
 from xflow_core import NOT_FOR_CLINICAL_USE
 from xflow_core.domain.errors import CallError
-from xflow_core.domain.findings import FINDINGS
 from xflow_core.domain.instruction import Instruction, parse_instruction
 
 from .app import fail
+from .segment import survey
 
 if TYPE_CHECKING:
     from xflow_core.batch.job import Answered, Job
@@ -51,6 +51,7 @@ class BatchCall:
     threads: int | None
     resume: bool
     ray: str | None
+    image_minutes: float = 30.0
 
     def instructions(self) -> tuple[Instruction, ...]:
         """What is asked of every image, one instruction per finding; none when the list brings them.
@@ -62,7 +63,7 @@ class BatchCall:
         if self.survey and self.instruction is not None:
             raise CallError('Give either -i "Segment the effusion" or --survey.')
         if self.survey:
-            return tuple(parse_instruction(f"Segment the {finding}.")[0] for finding in FINDINGS)
+            return survey()
         if self.instruction is None:
             return ()
         asked: dict[str, Instruction] = {}
@@ -139,6 +140,7 @@ def _job(call: BatchCall) -> Job:
             seed=call.seed,
             threads=threads,
             resume=call.resume,
+            image_seconds=call.image_minutes * 60,
         ),
         instructions=instructions,
         survey=call.survey,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,14 +26,14 @@ from xflow_core.domain.errors import (
 from xflow_core.domain.findings import FINDINGS
 from xflow_core.domain.instruction import Instruction, describe, parse_instruction
 from xflow_core.domain.trace import Step, Trace
-from xflow_core.export.files import image_names, remove_dicom, write_result
+from xflow_core.export.files import image_names, sweep, write_result
 from xflow_core.export.words import result_in_words, step_in_words
 
 from .app import fail
 from .pacs import PacsOptions, PacsStudy
 
 if TYPE_CHECKING:
-    from xflow_core.radiograph.encoded import EncodedRadiograph
+    from xflow_core.batch.answers import ReadImage
     from xflow_core.workflow.engine import Engine
     from xflow_core.workflow.session import Session
 
@@ -78,7 +77,12 @@ class SegmentCall:
             raise CallError('Give either -i "Segment the effusion" or --survey.')
         if self.instruction is not None:
             return parse_instruction(self.instruction)
-        return tuple(parse_instruction(f"Segment the {finding}.")[0] for finding in FINDINGS)
+        return survey()
+
+
+def survey() -> tuple[Instruction, ...]:
+    """What ``--survey`` asks: each finding, wherever it is."""
+    return tuple(parse_instruction(f"Segment the {finding}.")[0] for finding in FINDINGS)
 
 
 @dataclass(frozen=True)
@@ -162,67 +166,50 @@ def _segment_image(
     folder: Path,
     instructions: tuple[Instruction, ...],
 ) -> tuple[int, list[dict[str, Any]]]:
-    from xflow_core.radiograph.encoded import EncodedRadiograph
-    from xflow_core.radiograph.reading import read_radiograph
-    from xflow_core.workflow.session import answer, unanswered
+    from xflow_core.batch.answers import answer_question, read_image
 
     say = call.say
-    start = time.perf_counter()
     data = source.read()
-    name = source.label if isinstance(data, bytes) else None
-    radiograph = read_radiograph(data, name=name, accept_image=call.accept_image)
-    say(f"{source.label}: {radiograph.record.size[1]} x {radiograph.record.size[0]} pixels")
-    if call.wants_dicom and radiograph.record.source != "dicom":
+    read = read_image(
+        engine, data, name=source.label if isinstance(data, bytes) else None, accept_image=call.accept_image
+    )
+    record = read.image.radiograph.record
+    say(f"{source.label}: {record.size[1]} x {record.size[0]} pixels")
+    if call.wants_dicom and record.source != "dicom":
         raise RadiographError(
-            f"{Path(source.label).name} is no DICOM file ({radiograph.record.source}); leave --dicom-geometry and "
+            f"{Path(source.label).name} is no DICOM file ({record.source}); leave --dicom-geometry and "
             "--secondary-capture away, they are for DICOM images."
         )
-    refusal: RadiographRefused | None = None
-    try:
-        image = engine.admit(radiograph, accept_image=call.accept_image)
-    except RadiographRefused as problem:
-        refusal = problem
-        image = EncodedRadiograph(radiograph)
-    read_seconds = time.perf_counter() - start
-    for warning in image.radiograph.record.warnings:
+    for warning in record.warnings:
         say(f"  warning: {warning}")
-    if refusal is not None:
-        status = fail(refusal, source.label)
-        made, traces = [], []
-        for instruction in instructions:
-            trace = unanswered(engine.identity, image, instruction, "refused", str(refusal))
-            trace.seconds.update(read=read_seconds, total=read_seconds)
-            made.append(_write(folder, trace, image, source.label))
-            traces.append(trace)
-        return max(status, _write_dicom(call, study, source, data, folder, traces, made)), made
-
-    status = 0
+    status = 0 if read.refusal is None else fail(read.refusal, source.label)
+    sweep(folder)
     made, traces = [], []
     for instruction in instructions:
-        say(f"  understood: {describe(instruction)}")
-        for note in instruction.notes:
-            say(f"    ({note})")
+        if read.refusal is None:
+            say(f"  understood: {describe(instruction)}")
+            for note in instruction.notes:
+                say(f"    ({note})")
 
         def watch(step: Step, session: Session) -> None:
             say(f"    {step_in_words(step, session.trace())}")
 
-        trace = answer(engine, image, instruction, stages=call.stages, seed=call.seed, watch=watch)
-        trace.seconds["read"] = read_seconds
-        trace.seconds["total"] = trace.seconds.get("total", 0.0) + read_seconds
+        trace = answer_question(engine, read, instruction, stages=call.stages, seed=call.seed, watch=watch)
         assert trace.result is not None
         if trace.result.status == "failed":
             status = max(status, fail(EngineError(trace.result.message or "the engine failed"), source.label))
         try:
-            written = _write(folder, trace, image, source.label)
+            written = _write(folder, trace, read, source.label)
         except XFlowError as problem:
             # What was written for the other findings stays, and is listed.
             status = max(status, fail(problem, source.label))
             made.append({**_without_trace(source.label, problem), "finding": instruction.finding})
             continue
-        say(f"  {result_in_words(trace)}")
-        for key in ("overlay", "mask", "trace"):
-            if written[f"{key}_file"]:
-                say(f"    {key}: {Path(written['folder']) / written[f'{key}_file']}")
+        if read.refusal is None:
+            say(f"  {result_in_words(trace)}")
+            for key in ("overlay", "mask", "trace"):
+                if written[f"{key}_file"]:
+                    say(f"    {key}: {Path(written['folder']) / written[f'{key}_file']}")
         made.append(written)
         traces.append(trace)
     status = max(status, _write_dicom(call, study, source, data, folder, traces, made))
@@ -230,9 +217,9 @@ def _segment_image(
     return status, made
 
 
-def _write(folder: Path, trace: Trace, image: EncodedRadiograph, label: str) -> dict[str, Any]:
+def _write(folder: Path, trace: Trace, read: ReadImage, label: str) -> dict[str, Any]:
     target = folder / trace.instruction.finding
-    files = write_result(target, trace, image.radiograph.display)
+    files = write_result(target, trace, read.image.radiograph.display)
     assert trace.result is not None
     return {
         "image": label,
@@ -255,32 +242,21 @@ def _write_dicom(
     made: list[dict[str, Any]],
 ) -> int:
     """The DICOM results of a DICOM image, also into the PACS; ``made`` names them. Returns the exit status."""
+    from xflow_core.batch.answers import is_refused, write_dicom_results
+
     for result in made:
         result["dicom"] = None
-    if not traces:
-        return 0
-    if traces[0].image.source != "dicom":
-        return _without_dicom(folder, source)
-    from xflow_core.export.dicom import read_source, write_dicom
-
-    refused = all(trace.result is not None and trace.result.status == "refused" for trace in traces)
     try:
-        instance = read_source(data, name=Path(source.label).name)
-    except ExportError as problem:
-        if call.accept_image and not call.wants_dicom:
-            call.say(f"  no DICOM results: {problem}")
-            return _without_dicom(folder, source)
-        # Of an image that is refused anyway, one line of error is enough.
-        status = 0 if refused else fail(problem, source.label)
-        return max(status, _without_dicom(folder, source))
-    try:
-        files = write_dicom(
+        files = write_dicom_results(
             folder,
             traces,
-            instance,
+            data,
+            name=Path(source.label).name,
             geometry=call.dicom_geometry or "synthetic",
-            overlay=_overlays(made) if call.secondary_capture else None,
+            overlays=_overlays(made) if call.secondary_capture else None,
         )
+        if files is None:
+            return 0
         for result in made:
             result["dicom"] = {
                 "folder": str(folder),
@@ -293,18 +269,14 @@ def _write_dicom(
         for path in files.paths:
             call.say(f"    dicom: {path}")
         # What the bundle does not take for a chest is not the PACS's business.
-        if study is not None and not refused and study.send(files.paths, call.say):
+        if study is not None and not is_refused(traces) and study.send(files.paths, call.say):
             for result in made:
                 result["dicom"]["stored"] = True
-    except XFlowError as problem:
+    except ExportError as problem:
+        if call.accept_image and not call.wants_dicom:
+            call.say(f"  no DICOM results: {problem}")
+            return 0
         return fail(problem, source.label)
-    return 0
-
-
-def _without_dicom(folder: Path, source: SourceImage) -> int:
-    """Leave no DICOM results of an earlier image of that name beside the new answers. Returns the exit status."""
-    try:
-        remove_dicom(folder)
     except XFlowError as problem:
         return fail(problem, source.label)
     return 0

@@ -81,7 +81,8 @@ def run_serve(call: ServeCall) -> None:
     listening = Listening(call.host, server.port, server.url, str(server.token_file.absolute()), os.getpid())
     print(json.dumps(listening.to_json()), flush=True)
     if call.with_parent:
-        threading.Thread(target=_end_with_parent, args=(server,), name="xflow-parent", daemon=True).start()
+        watch = (server, _parents_pipe())
+        threading.Thread(target=_end_with_parent, args=watch, name="xflow-parent", daemon=True).start()
     server.run()
 
 
@@ -101,10 +102,23 @@ def _log_to_stderr() -> None:
     logging.getLogger("xflow.service").setLevel(logging.INFO)
 
 
-def _end_with_parent(server: ServerProcess) -> None:
-    """Standard input ends when the parent closes it or dies, on every system."""
+def _parents_pipe() -> int:
+    """Standard input, for the watch on the parent alone; whoever else asks for it finds it empty.
+
+    On Windows a pipe that one thread reads holds up all who look at it, and the libraries of numpy and torch look at
+    standard input as they are loaded: they would not get past that (github.com/numpy/numpy/issues/24290).
+    """
+    pipe = os.dup(sys.stdin.fileno())
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    return pipe
+
+
+def _end_with_parent(server: ServerProcess, pipe: int) -> None:
+    """The pipe ends when the parent closes it or dies, on every system."""
     try:
-        while os.read(sys.stdin.fileno(), 4096):
+        while os.read(pipe, 4096):
             pass
     except OSError:
         pass  # it cannot be read any more: the same

@@ -5,7 +5,6 @@ The command line, the server and 3D Slicer write DICOM through :func:`write_dico
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from xflow_core.domain.errors import NotWritten
 from xflow_core.domain.trace import Trace
 
 from .dicom_source import SourceInstance, check_traces, read_source
-from .files import DICOM_FILES, PR_FILE, SC_FILE, SEG_FILE, SR_FILE
+from .files import PR_FILE, SC_FILE, SEG_FILE, SR_FILE, replace_dicom
 from .pr import write_pr
 from .secondary_capture import stacked, write_secondary_capture
 from .seg import GEOMETRIES, WrittenSeg, check_geometry, write_seg
@@ -68,8 +67,8 @@ def write_dicom(
 ) -> DicomFiles:
     """Write ``seg.dcm``, ``sr.dcm``, ``pr.dcm`` and, with an overlay, ``sc.dcm``.
 
-    All are made in a hidden folder beside their place and then moved there, one by one: when anything fails, the files
-    of an earlier call stand as they were. Those that this call has no reason to write are removed.
+    All are made in a hidden folder beside their place and then take the place of an earlier call's: when anything
+    fails, those stand as they were, and files of two calls never stand together (:func:`.files.replace_dicom`).
 
     Args:
         traces: one per finding, finished, all of the source image.
@@ -99,11 +98,7 @@ def write_dicom(
                 new / SC_FILE, picture, source, bundle=traces[0].bundle, reviewed=reviewed, uids=uids
             )
         written = {path.name for path in new.iterdir()}
-        for name in DICOM_FILES:
-            if name in written:
-                os.replace(new / name, folder / name)
-            else:
-                (folder / name).unlink(missing_ok=True)
+        replace_dicom(folder, new)
     except (OSError, NotWritten) as problem:
         cause = problem.__cause__ if isinstance(problem, NotWritten) else problem
         reason = getattr(cause, "strerror", None) or str(problem)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from PIL import Image
@@ -42,6 +43,7 @@ IMAGE_ENDINGS = (
 # What Windows, macOS or Linux refuse in a name, and the lone surrogates that Python makes of undecodable bytes.
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"/\\|?*\ud800-\udfff]')
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+_LEFT_BEHIND = re.compile(r"\..*\.[0-9a-f]{12}\.part")  # as _beside names it
 # File systems stop at 255 bytes a name; this leaves room for a hash and for the names of temporary siblings.
 _LONGEST_NAME = 180
 
@@ -64,13 +66,24 @@ def write_whole(path: str | Path, data: bytes) -> None:
     Raises:
         CallError: the file cannot be written there; nothing is left behind.
     """
+    with open_whole(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def open_whole(path: str | Path) -> Iterator[IO[bytes]]:
+    """The same for what is written piece by piece: the file takes its name when the block ends without an error.
+
+    Raises:
+        CallError: as :func:`write_whole`.
+    """
     path = Path(path)
     with _said(path):
         temporary = path.with_name(_beside(path.name))
         try:
             # Not tempfile: its files are readable by their owner alone, and stay so under the final name.
             with open(temporary, "xb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -173,6 +186,56 @@ def remove_dicom(folder: str | Path) -> None:
             raise NotWritten(
                 f"{path} is out of date and cannot be removed: {problem.strerror or problem}."
             ) from problem
+
+
+def replace_dicom(folder: Path, new: Path) -> None:
+    """Put the DICOM files that lie in ``new`` in the place of those of an earlier call in ``folder``.
+
+    The earlier ones go before the new ones come, the report first and last. So whatever stops the process, the files
+    there are of one call, and all of that call's where there is a report. When anything fails, the earlier ones are put
+    back.
+
+    Raises:
+        OSError: a file cannot be moved.
+    """
+    order = (SEG_FILE, PR_FILE, SC_FILE, SR_FILE)
+    old = folder / _beside("dicom")
+    old.mkdir()
+    come: list[str] = []
+    try:
+        for name in reversed(order):
+            if (folder / name).is_file():
+                os.replace(folder / name, old / name)
+        for name in order:
+            if (new / name).exists():
+                os.replace(new / name, folder / name)
+                come.append(name)
+    except BaseException:
+        for name in come:
+            (folder / name).unlink()
+        for name in order:
+            if (old / name).exists():
+                os.replace(old / name, folder / name)
+        old.rmdir()
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sweep(folder: str | Path) -> None:
+    """Remove what a killed process left half made in ``OUT/<image>/``, where one process writes at a time; a folder
+    with other people's files stays."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if not _LEFT_BEHIND.fullmatch(entry.name):
+            continue
+        if entry.is_dir():
+            names = [inner.name for inner in entry.iterdir()]
+            if all(name in (*_OURS, *DICOM_FILES) or _LEFT_BEHIND.fullmatch(name) for name in names):
+                shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def image_name(path: str | Path) -> str:

@@ -30,6 +30,7 @@ from xflow_core.domain.trace import Mask, PresenceStep, ResultStep, Trace
 
 from .dicom_source import SourceInstance, check_traces, decimal_string, unusable, write_object
 from .equipment import MANUFACTURER, REVIEW_STATES, algorithm, dicom_code, equipment, long_string
+from .words import decided_by_user
 
 GEOMETRIES = ("synthetic", "none")
 SERIES_NUMBER = 9001
@@ -178,7 +179,7 @@ def _segment(number: int, trace: Trace, uid: str) -> SegSegment:
 
 def _description(segment: SegSegment, trace: Trace) -> hd.seg.SegmentDescription:
     coded, place = FINDING_CODES[segment.finding], place_codes(found_in(trace))
-    by_user = any(step.origin == "user" for step in trace.steps)
+    by_user = decided_by_user(trace)
     description = hd.seg.SegmentDescription(
         segment_number=segment.number,
         segment_label=segment_label(segment.finding, segment.region),
@@ -193,7 +194,8 @@ def _description(segment: SegSegment, trace: Trace) -> hd.seg.SegmentDescription
     )
     # What makes the side or the mask doubtful (a mirrored picture, ..) travels with it; many readers open no report.
     words = f"{segment.finding.capitalize()} in: {segment.region}. AI result, {NOT_FOR_CLINICAL_USE}."
-    words = " ".join((words, *trace.image.warnings)).encode("ascii", "replace").decode()
+    edited = (f"Decided by the user: {by_user}.",) if by_user else ()
+    words = " ".join((words, *edited, *trace.image.warnings)).encode("ascii", "replace").decode()
     description.SegmentDescription = words[:1024]  # ST
     if place.all_modifiers:
         description.AnatomicRegionSequence[0].AnatomicRegionModifierSequence = [

@@ -40,7 +40,7 @@ from xflow_core.domain.trace import BoxesStep, BundleIdentity, ClickStep, MaskSt
 from .dicom_source import SourceInstance, check_traces, unusable, write_object
 from .equipment import MANUFACTURER, REVIEW_STATES, dicom_code, equipment
 from .seg import SegSegment, WrittenSeg
-from .words import result_area, result_in_words
+from .words import decided_by_user, result_area, result_in_words
 
 SERIES_NUMBER = 9002
 
@@ -191,10 +191,15 @@ def _image_library(source: SourceInstance) -> hd.sr.ContainerContentItem:
 
 
 def _comments(traces: Sequence[Trace], reviewed: bool) -> list[str]:
-    """The notice, the instructions, the answers in words, and what to know of the image."""
+    """The notice, the instructions, the answers in words, what of them is the user's, and what to know of the image."""
     asked = [f'Instruction: "{trace.instruction.text}"' for trace in traces]
+    by_user = [
+        f"{trace.instruction.finding.capitalize()}: decided by the user: {made}."
+        for trace in traces
+        if (made := decided_by_user(trace))
+    ]
     warnings = [f"Image: {warning}" for trace in traces for warning in trace.image.warnings]
-    return list(dict.fromkeys([f"{REVIEW_STATES[reviewed]}.", *asked, *map(_answer, traces), *warnings]))
+    return list(dict.fromkeys([f"{REVIEW_STATES[reviewed]}.", *asked, *map(_answer, traces), *by_user, *warnings]))
 
 
 def _answer(trace: Trace) -> str:

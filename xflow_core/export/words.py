@@ -94,6 +94,11 @@ def verdicts_in_words(trace: Trace) -> str:
     return f"{finding}: {', '.join(parts)}{by_user}" if parts else finding
 
 
+def decided_by_user(trace: Trace) -> str:
+    """``the presence, a mask``: what the user decided, in the order of the steps; nothing when all is the model's."""
+    return ", ".join(dict.fromkeys(_DECISIONS[step.kind] for step in trace.steps if step.origin == "user"))
+
+
 def area_in_words(area_px: int, image: ImageRecord) -> str:
     """``12,345 px``, and with a known spacing the area in mm² with the plane that it was measured in."""
     area = image.area_mm2(area_px)
@@ -126,9 +131,8 @@ def caption(trace: Trace) -> tuple[str, ...]:
         several = len(found) > 1
         named = [f"{f'{b.component + 1} ' if several else ''}{b.region}{_known(b.confidence)}" for b in found]
         lines.append(f"lesion {'boxes' if several else 'box'}: {_listed(named, ', ')}")
-    by_user = dict.fromkeys(_DECISIONS[step.kind] for step in trace.steps if step.origin == "user")
-    if by_user:
-        lines.append(f"decided by the user: {', '.join(by_user)}")
+    if by_user := decided_by_user(trace):
+        lines.append(f"decided by the user: {by_user}")
     lines += [f"warning: {warning}" for warning in trace.image.warnings]
     notes = list(dict.fromkeys(chain(trace.instruction.notes, *(step.notes for step in trace.steps))))
     if notes:

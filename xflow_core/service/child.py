@@ -52,10 +52,10 @@ _LEADING_ASTRAY = ("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONEXECUTABL
 def default_log() -> Path:
     """Where the engine's log goes unless the caller says: the folder that the system has for such files."""
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "XFlow" / "engine.log"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "XFlow" / "engine.log"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Logs" / "XFlow" / "engine.log"
-    return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state")) / "xflow" / "engine.log"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "xflow" / "engine.log"
 
 
 class BoundedLog:
@@ -187,12 +187,12 @@ class EngineProcess:
         arguments: Sequence[str],
         log: BoundedLog,
         environment: Mapping[str, str] | None = None,
-        at_end: Callable[[], None] | None = None,
+        at_end: Callable[[EngineProcess], None] | None = None,
     ) -> None:
         """
         Args:
             arguments: of ``xflow serve``.
-            at_end: called once from a thread of its own, when the process has ended.
+            at_end: called once with this process, from a thread of its own, when it has ended.
 
         Raises:
             CallError: the Python cannot be run.
@@ -311,6 +311,8 @@ class EngineProcess:
     def _wait(self) -> None:
         self._process.wait()
         self._forget_token()
+        with contextlib.suppress(OSError):
+            self._pipe.close()
         self.ended.set()
         if self._at_end is not None:
-            self._at_end()
+            self._at_end(self)

@@ -16,12 +16,16 @@ the instruction, image or edit has the class that it has on the command line, th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+import threading
+import weakref
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import requests
@@ -44,6 +48,7 @@ from .protocol import (
     CLIENT_HEADER,
     HEALTH,
     IMAGES,
+    KINDS,
     PROTOCOL,
     PROTOCOL_HEADER,
     RUNS,
@@ -51,12 +56,14 @@ from .protocol import (
     ArrayImage,
     Ask,
     Capabilities,
+    CheckLine,
     Continue,
     DoneLine,
     EditMask,
     EndLine,
     ErrorLine,
     Health,
+    ImageCheck,
     ImageInfo,
     Line,
     ReplaceStep,
@@ -110,6 +117,8 @@ class Client:
         if not url.startswith(("http://", "https://")):
             raise CallError(f"The server's address is http://host:port or https://host:port, not {url!r}.")
         self.url = url.rstrip("/")
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._lock = threading.Lock()
         self.timeout = timeout
         self.upload_timeout = upload_timeout
         self._session = requests.Session()
@@ -133,16 +142,23 @@ class Client:
 
     def close(self) -> None:
         """Close the connections; a run that is being made is cancelled."""
+        with self._lock:
+            runs = list(self._runs)
+        for run in runs:
+            run.close()
         self._session.close()
 
-    def health(self) -> Health:
+    def health(self, timeout: float | None = None) -> Health:
         """Whether the server is ready, without the token.
+
+        Args:
+            timeout: seconds to wait for it; the client's own by default.
 
         Raises:
             ServiceGone: it cannot be reached.
             ServiceError: ``protocol``: it speaks none that this client speaks; the sentence says which side to update.
         """
-        health = Health.from_json(self._json("GET", HEALTH))
+        health = Health.from_json(self._json("GET", HEALTH, timeout=timeout))
         mismatch = protocol_mismatch(PROTOCOL, health.protocols)
         if mismatch is not None:
             raise ServiceError(mismatch, "protocol")
@@ -175,6 +191,23 @@ class Client:
             data = bytes(source)
         return Image(self._send(data, accept_image), data, accept_image)
 
+    def check(self, image: Image, *, bundle: str | None = None) -> ImageCheck:
+        """What reading it and the bundle's guards say of the image, before anything is asked.
+
+        It waits for its turn as a run does; what is encoded for it serves the runs that follow.
+
+        Raises:
+            ServiceError: ``unknown_bundle``, ``busy``, ..; ``internal`` when the bundle cannot look at it.
+        """
+        path = f"{IMAGES}/{image.sha256}/check"
+        if bundle is not None:
+            path += f"?bundle={quote(bundle, safe='')}"
+        run = self._start(image, "GET", path)
+        run.finish()
+        if run._check is None:
+            raise ServiceGone(f"The server at {self.url} ended a check without an answer.")
+        return run._check
+
     def run(
         self,
         image: Image,
@@ -191,11 +224,11 @@ class Client:
             InstructionError, UnsupportedFinding: as on the command line, before anything is computed.
             ServiceError: ``unknown_bundle``, ``busy``, ..
         """
-        return self._start(image, Ask(image.sha256, instruction, bundle, stages, seed, accept_image))
+        return self._ask(image, Ask(image.sha256, instruction, bundle, stages, seed, accept_image))
 
     def resume(self, image: Image, trace: Trace) -> Run:
         """Go on where a trace ends: one that was cut off, cancelled or read from disk."""
-        return self._start(image, Continue(trace))
+        return self._ask(image, Continue(trace))
 
     def replace(self, image: Image, trace: Trace, k: int, step: Step) -> Run:
         """The user's ``step`` as the trace's ``k``-th, and what follows from it.
@@ -203,7 +236,7 @@ class Client:
         Raises:
             ValueRefused: no such step, or the new one cannot stand there.
         """
-        return self._start(image, Continue(trace, ReplaceStep(k, step)))
+        return self._ask(image, Continue(trace, ReplaceStep(k, step)))
 
     def continue_from(
         self, image: Image, trace: Trace, component: int, mask: np.ndarray | Mask, *, revise: bool = True
@@ -215,7 +248,7 @@ class Client:
             revise: false keeps it as drawn.
         """
         drawn = mask if isinstance(mask, Mask) else Mask.of(mask)
-        return self._start(image, Continue(trace, EditMask(component, drawn, revise)))
+        return self._ask(image, Continue(trace, EditMask(component, drawn, revise)))
 
     def forget(self, image: Image | str) -> bool:
         """Have the server drop an image (by its sha256), with what was computed from it; false when it had none."""
@@ -250,17 +283,20 @@ class Client:
         query = "?accept_image=true" if accept else ""
         return ImageInfo.from_json(self._json("PUT", path + query, data, self.upload_timeout)).record
 
-    def _start(self, image: Image, asked: RunRequest) -> Run:
+    def _ask(self, image: Image, asked: RunRequest) -> Run:
         if isinstance(asked, Continue) and asked.image != image.sha256:
             raise ValueRefused("The trace was made on another image (its sha256 differs).")
-        body = json.dumps(asked.to_json(), allow_nan=False).encode()
+        return self._start(image, "POST", RUNS, json.dumps(asked.to_json(), allow_nan=False).encode())
+
+    def _start(self, image: Image, method: str, path: str, body: bytes | None = None) -> Run:
+        """What is queued there; the image is sent again to a server that does not have it."""
         try:
-            return Run(self, self._request("POST", RUNS, body, stream=True))
+            return Run(self, self._request(method, path, body, stream=True))
         except ServiceError as problem:
             if problem.kind != "unknown_image":
                 raise
         self._send(image.data, image.accepted)
-        return Run(self, self._request("POST", RUNS, body, stream=True))
+        return Run(self, self._request(method, path, body, stream=True))
 
     def _json(self, method: str, path: str, body: bytes | None = None, timeout: float | None = None) -> dict[str, Any]:
         response = self._request(method, path, body, timeout=timeout)
@@ -275,6 +311,7 @@ class Client:
     def _request(
         self, method: str, path: str, body: bytes | None = None, *, stream: bool = False, timeout: float | None = None
     ) -> requests.Response:
+        """The server's answer; whatever is asked may be asked twice, and once is not always enough."""
         headers = {"Content-Type": "application/json" if path == RUNS else "application/octet-stream"} if body else {}
         for last in (False, True):
             try:
@@ -287,20 +324,24 @@ class Client:
                     timeout=(_CONNECT_SECONDS, timeout or self.timeout),
                     allow_redirects=False,
                 )
-                break
             except requests.exceptions.SSLError as problem:
                 raise ServiceError(
                     f"The certificate of {self.url} is not one that this client trusts; name its file with verify.",
                     "certificate",
                 ) from problem
             except requests.exceptions.RequestException as problem:
-                # The server may close an idle connection in the moment in which this client uses it again. Whatever is
-                # asked may be asked twice, and a server that is gone is found so at once.
+                # The server may close an idle connection in the moment in which this client uses it again. A server
+                # that is gone is found so at once.
                 cut = isinstance(problem, requests.exceptions.ConnectionError)
                 if last or not cut or isinstance(problem, requests.exceptions.Timeout):
                     raise ServiceGone(
                         f"The server at {self.url} cannot be reached ({type(problem).__name__})."
                     ) from problem
+            else:
+                # A machine that is busy may take too long over a body; it has another try.
+                if response.status_code != KINDS["slow"] or last:
+                    break
+                response.close()
         if response.status_code != 200:
             raise self._error(response)
         return response
@@ -314,7 +355,11 @@ class Client:
             if status == 503:  # what stands in front of the application says so in its own words
                 return ServiceError("The server has too many connections; try again in a moment.", "busy")
             return ServiceError(f"{self.url} answered {status}, and not as an XFlow server does.", "protocol")
-        return _CLASSES[kind](sentence) if kind in _CLASSES else ServiceError(sentence, kind)
+        return _problem(sentence, kind)
+
+
+def _problem(sentence: str, kind: str) -> XFlowError:
+    return _CLASSES[kind](sentence) if kind in _CLASSES else ServiceError(sentence, kind)
 
 
 class Run:
@@ -336,7 +381,11 @@ class Run:
         self._client = client
         self._response = response
         self._wants_cancel = False
+        self._closed = self._ended = False
+        self._check: ImageCheck | None = None
         self._steps = self._read()
+        with client._lock:
+            client._runs.add(self)
 
     def __iter__(self) -> Iterator[Step]:
         return self._steps
@@ -362,7 +411,15 @@ class Run:
             self._client.cancel(self.id)
 
     def close(self) -> None:
-        """Hear no more of it; the server cancels it."""
+        """Hear no more of it, from any thread: the iteration ends, the server cancels it, and what was made stays."""
+        self._closed = True
+        if self._ended:
+            return  # its connection may serve another request by now
+        # A thread that waits for the next line holds the stream; urllib3 (2.3 and later) can wake it.
+        shutdown = getattr(self._response.raw, "shutdown", None)
+        if shutdown is not None:
+            with contextlib.suppress(ValueError, RuntimeError, OSError):
+                shutdown()
         self._response.close()
 
     def _read(self) -> Generator[Step, None, None]:
@@ -380,18 +437,20 @@ class Run:
                     self.id, self.ahead = line.run, line.ahead
                     if self._wants_cancel:
                         self._client.cancel(line.run)
+                elif isinstance(line, CheckLine):
+                    self._check = line.check
                 elif isinstance(line, DoneLine):
                     # Read on to the stream's own end, so that the connection can serve the next request.
                     self.cancelled, done = line.cancelled, True
                 elif isinstance(line, ErrorLine):
-                    kind = line.error_kind
-                    raise _CLASSES[kind](line.error) if kind in _CLASSES else ServiceError(line.error, kind)
+                    raise _problem(line.error, line.error_kind)
         except ServiceGone:
-            if not done:
+            if not done and not self._closed:
                 raise
         finally:
+            self._ended = True
             self._response.close()
-        if not done:
+        if not done and not self._closed:
             raise ServiceGone(f"The server at {self._client.url} was lost in the middle of an answer.")
 
     def _lines(self) -> Iterator[Line | None]:
@@ -399,13 +458,13 @@ class Run:
             for text in self._response.iter_lines(chunk_size=None):
                 if text:
                     yield read_line(text)
-        except (requests.exceptions.RequestException, OSError, AttributeError) as problem:
-            # AttributeError: urllib3's, when another thread closes the response.
+        except ValueRefused as problem:
+            raise ServiceGone(f"The server at {self._client.url} sent a damaged line: {problem}") from problem
+        except (requests.exceptions.RequestException, OSError, AttributeError, ValueError) as problem:
+            # AttributeError, ValueError: urllib3's and the stream's, when another thread closes it.
             raise ServiceGone(
                 f"The server at {self._client.url} was lost in the middle of an answer ({type(problem).__name__})."
             ) from problem
-        except ValueRefused as problem:
-            raise ServiceGone(f"The server at {self._client.url} sent a damaged line: {problem}") from problem
 
     def _growing(self) -> Trace:
         if not self.traces:

@@ -59,6 +59,10 @@ class BoundedConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP gets the answer that all errors get, unless one has begun."""
+        if self.cycle is not None:
+            # The request whose body it was hears that its client is gone, and says nothing more on this connection.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return

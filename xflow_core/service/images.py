@@ -30,6 +30,7 @@ class HeldImage:
         read_seconds: what reading took.
         views: by the bundle's sha256, the encoded radiograph and the guards' report on it; the worker's own.
         runs: that need it now; while there are any, it stays.
+        nbytes: of all this in memory, when it was last measured.
     """
 
     radiograph: Radiograph
@@ -58,6 +59,7 @@ class ImageStore:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._images: OrderedDict[str, HeldImage] = OrderedDict()
+        self._leaving: set[HeldImage] = set()
         self._lock = threading.Lock()
 
     def add(self, image: HeldImage) -> HeldImage:
@@ -98,12 +100,18 @@ class ImageStore:
     def give_back(self, image: HeldImage) -> None:
         with self._lock:
             image.runs -= 1
+            if image.runs == 0:
+                self._leaving.discard(image)
             self._shrink()
 
     def forget(self, sha256: str) -> bool:
-        """Drop an image; a run that has it ends all the same. False when it is not held."""
+        """Drop an image; a run that has it ends all the same, and its bytes count until then. False when it is not
+        held."""
         with self._lock:
-            return self._images.pop(sha256, None) is not None
+            image = self._images.pop(sha256, None)
+            if image is not None and image.runs:
+                self._leaving.add(image)
+            return image is not None
 
     def measured(self, image: HeldImage) -> None:
         """After a step: what is held may have grown."""
@@ -131,7 +139,7 @@ class ImageStore:
         return self._images[sha256]
 
     def _bytes(self) -> int:
-        return sum(image.nbytes for image in self._images.values())
+        return sum(image.nbytes for image in (*self._images.values(), *self._leaving))
 
     def _shrink(self, keep: HeldImage | None = None) -> None:
         over = self._bytes() - self.max_bytes
@@ -167,8 +175,8 @@ def read_upload(data: bytes, *, accept_image: bool = False) -> tuple[Radiograph,
 def _of_array(image: ArrayImage, data: bytes) -> Radiograph:
     rows, columns = image.values.shape
     check_size(rows, columns, _NAME)
-    pixels = image.values if image.dense_is_bright else _mirrored(image.values)
     with np.errstate(over="ignore"):
+        pixels = image.values if image.dense_is_bright else _mirrored(image.values)
         values = pixels.astype(np.float32)
     if not np.isfinite(values).all():
         raise ValueRefused("The image holds values beyond the range of a 32-bit float.")

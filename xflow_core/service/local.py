@@ -37,14 +37,20 @@ from xflow_core.domain.trace import Mask, Step, Trace
 
 from .child import BoundedLog, EngineProcess, check_protocols, check_python, default_log
 from .client import Client, Image, Run
-from .protocol import ArrayImage, Capabilities, Health
+from .protocol import ArrayImage, Capabilities, Health, ImageCheck
 
 T = TypeVar("T")
 
 _POLL = 0.1
 _MOMENT = 1.0
+"""From a broken stream to the known end of a process that was killed."""
+
 _LAST_MOMENTS = 10.0
+"""For a process to end that says it is stopping, and for one that seems deaf to say that it is well."""
+
 _UNREACHED = 50
+"""So often a new engine that listens may not be reached."""
+
 _PATIENCE = 3
 """So often an engine may be lost at the same place."""
 
@@ -140,11 +146,14 @@ class LocalEngine:
     def stop(self) -> None:
         """End the engine, also while it starts; what is running there is lost. A later :meth:`start` brings it back."""
         self._wanted = False
+        process = self._process
+        if process is not None:
+            process.stop()  # before the lock, which a thread may hold while it waits for this very process
         with self._lock:
-            if self._client is not None:
-                self._client.close()
             if self._process is not None:
                 self._process.stop()
+            if self._client is not None:
+                self._client.close()
             if self._log is not None:
                 self._log.close()
             self._client = self._process = self._log = None
@@ -176,6 +185,10 @@ class LocalEngine:
     def upload(self, source: bytes | Path | ArrayImage, *, accept_image: bool = False) -> Image:
         """Send an image, and keep it: it is sent again to an engine that does not have it (any more)."""
         return self.asked(lambda client: client.upload(source, accept_image=accept_image))
+
+    def check(self, image: Image, *, bundle: str | None = None) -> ImageCheck:
+        """What speaks against the image, before anything is asked; see :meth:`.client.Client.check`."""
+        return self.asked(lambda client: client.check(image, bundle=bundle))
 
     def forget(self, image: Image) -> bool:
         return self.asked(lambda client: client.forget(image))
@@ -256,7 +269,7 @@ class LocalEngine:
             if process.ended.wait(_MOMENT):
                 return
             try:
-                if client.health().state != "stopping":
+                if client.health(_LAST_MOMENTS).state != "stopping":
                     return
                 process.ended.wait(_LAST_MOMENTS)
             except ServiceGone:
@@ -281,9 +294,9 @@ class LocalEngine:
         if self._log is None:
             self._log = BoundedLog(self.log_path)
 
-        def ended() -> None:
-            if self._wanted and self._process is process and self._client is not None:
-                tell("lost", process.epitaph())
+        def ended(process: EngineProcess) -> None:
+            if self._wanted and self._process is process and self._client is not None and self._watch is not None:
+                self._watch(Progress("lost", process.epitaph(), time.monotonic() - began))
 
         process = EngineProcess(self.python, self._arguments, self._log, self._environment, ended)
         client: Client | None = None
@@ -386,9 +399,12 @@ class LocalRun:
         return self.traces
 
     def close(self) -> None:
-        """Hear no more of it; the engine cancels it."""
-        self._steps.close()
-        self._run.close()
+        """Hear no more of it, from any thread; the engine cancels it."""
+        with self._swap:
+            self._cancelled = True
+            self._run.close()
+        with contextlib.suppress(ValueError):  # another thread is iterating, and finds the end
+            self._steps.close()
 
     def _surviving(self) -> Generator[Step, None, None]:
         losses, stood = 0, -1
@@ -398,6 +414,8 @@ class LocalRun:
             except ServiceError as problem:
                 if not (isinstance(problem, ServiceGone) or problem.kind == "busy"):
                     raise  # busy: the server is being stopped by somebody else
+                if self._cancelled:
+                    return
                 self._engine.lost(self._client)
                 stands = sum(len(trace.steps) for trace in self.traces)
                 losses, stood = (losses + 1 if stands == stood else 1), stands

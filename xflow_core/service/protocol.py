@@ -6,9 +6,11 @@
            ?accept_image=true      read a colour picture or the first of several frames all the same
     GET    /images/{sha256}        is it still there?                                      -> ImageInfo
     DELETE /images/{sha256}        forget it and what was computed from it                 -> {"forgotten": bool}
+    GET    /images/{sha256}/check  what speaks against it, before anything is asked        -> JSON lines, as of a run
+           ?bundle=NAME            the bundle whose guard looks at it; the first by default
     POST   /runs                   Ask, or Continue a trace with or without an edit        -> JSON lines, see below
     DELETE /runs/{run}             cancel before the next step                             -> {"cancelled": bool}
-    POST   /unload                 drop the idle models from memory; the next run brings them back
+    POST   /unload                 drop the idle models; the next run brings them back     -> {"unloading": true}
 
 **The server keeps images, and no sessions.** A session is its trace, and the client has it: to replace a decision, to
 go on from an edited mask, or to go on after a crash, the client sends the trace back. A server that was restarted, or
@@ -21,6 +23,7 @@ client sends it again.
     {"kind": "trace", "trace": {..}}              an answer begins: its trace with the steps that stand already
     {"kind": "lungs" | "presence" | ..., "index"} a step, exactly as in the trace (schema xflow.trace/1)
     {"kind": "end", "result": {..} | null, "seconds": {..}}    the answer is complete; null when it was cancelled
+    {"kind": "check", "warnings": [..], "refused": sentence | null}    a check's one answer: ImageCheck
     {"kind": "done", "cancelled": bool}           the last line; a stream that ends without it was cut off
     {"kind": "error", "error": sentence, "error_kind": ..}     instead of ``done``: the server failed, not a model
     {"kind": "alive"}                             every HEARTBEAT_SECONDS in which nothing else was sent
@@ -281,6 +284,31 @@ class ImageInfo:
         return _well_formed("image", lambda: cls(ImageRecord.from_json(data["record"])))
 
 
+@dataclass(frozen=True)
+class ImageCheck:
+    """What its reading and a bundle's guards say of an image before anything is asked about it.
+
+    Attributes:
+        warnings: those that a run's trace will carry (lateral? inverted? rotated? no spacing?).
+        refused: why a run will refuse it unless ``accept_image`` is given; None when it will not.
+    """
+
+    warnings: tuple[str, ...] = ()
+    refused: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"warnings": list(self.warnings), "refused": self.refused}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ImageCheck:
+        def made() -> ImageCheck:
+            refused = data["refused"]
+            warnings = tuple(_text("warning", warning) for warning in data["warnings"])
+            return cls(warnings, None if refused is None else _text("refused", refused))
+
+        return _well_formed("check", made)
+
+
 # An array with its meaning, for a caller that has no file.
 
 ARRAY_START = b"XFLOW ARRAY 1\n"
@@ -524,6 +552,14 @@ class EndLine:
 
 
 @dataclass(frozen=True)
+class CheckLine:
+    check: ImageCheck
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "check", **self.check.to_json()}
+
+
+@dataclass(frozen=True)
 class DoneLine:
     cancelled: bool = False
 
@@ -546,7 +582,7 @@ class AliveLine:
         return {"kind": "alive"}
 
 
-Line: TypeAlias = RunLine | TraceLine | StepLine | EndLine | DoneLine | ErrorLine | AliveLine
+Line: TypeAlias = RunLine | TraceLine | StepLine | EndLine | CheckLine | DoneLine | ErrorLine | AliveLine
 
 
 def write_line(line: Line) -> bytes:
@@ -573,6 +609,8 @@ def read_line(text: bytes | str) -> Line | None:
         if kind == "end":
             result = data["result"]
             return EndLine(None if result is None else Result.from_json(result), dict(data["seconds"]))
+        if kind == "check":
+            return CheckLine(ImageCheck.from_json(data))
         if kind == "done":
             return DoneLine(bool(data["cancelled"]))
         if kind == "error":

@@ -168,6 +168,7 @@ class Service:
             Route(HEALTH, self._health, methods=["GET"]),
             Route(CAPABILITIES, self._capabilities, methods=["GET"]),
             Route(f"{IMAGES}/{{sha256}}", self._image, methods=["GET", "PUT", "DELETE"]),
+            Route(f"{IMAGES}/{{sha256}}/check", self._check, methods=["GET"]),
             Route(RUNS, self._run, methods=["POST"]),
             Route(f"{RUNS}/{{run}}", self._cancel, methods=["DELETE"]),
             Route(UNLOAD, self._unload, methods=["POST"]),
@@ -234,6 +235,11 @@ class Service:
             return JSONResponse({"forgotten": self.images.forget(sha256)})
         return JSONResponse(ImageInfo(self.images.find(sha256).record).to_json())
 
+    async def _check(self, request: Request) -> Response:
+        bundle = self._bundle(request.query_params.get("bundle"))
+        image = self.images.borrow(check_sha256(request.path_params["sha256"]))
+        return self._queued(request, bundle, image, ())
+
     async def _upload(self, request: Request, sha256: str) -> Response:
         accept = _flag(request.query_params.get("accept_image", "false"))
         try:
@@ -262,6 +268,12 @@ class Service:
     async def _run(self, request: Request) -> Response:
         body = await read_body(request, self.limits.request_bytes, "The request")
         bundle, image, questions = await _in(self._parser, functools.partial(self._understood, body))
+        return self._queued(request, bundle, image, questions)
+
+    def _queued(
+        self, request: Request, bundle: OfferedBundle, image: HeldImage, questions: tuple[Question, ...]
+    ) -> Response:
+        """The worker's answers as they will come; ``image`` is borrowed already."""
         lines: asyncio.Queue[Line | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 

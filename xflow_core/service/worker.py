@@ -13,15 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from xflow_core.domain.errors import Cancelled, EngineError, RadiographRefused, ServiceError, XFlowError
+from xflow_core.domain.errors import Cancelled, EngineError, RadiographRefused, ServiceError, ValueRefused, XFlowError
 from xflow_core.domain.instruction import Instruction
 from xflow_core.domain.trace import BundleIdentity, Trace
+from xflow_core.policies.protocols import GuardReport
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.workflow.engine import Engine, admitted
 from xflow_core.workflow.session import Session, unanswered
 
 from .images import HeldImage, ImageStore
-from .protocol import DoneLine, EndLine, ErrorLine, Line, RunLine, StepLine, TraceLine
+from .protocol import CheckLine, DoneLine, EndLine, ErrorLine, ImageCheck, Line, RunLine, StepLine, TraceLine
 
 log = logging.getLogger("xflow.service")
 
@@ -47,7 +48,10 @@ class Question:
 
 @dataclass(eq=False)
 class Run:
-    """The questions of one request, and where their answers go; ``emit`` is called from the worker's thread."""
+    """The questions of one request, and where their answers go; ``emit`` is called from the worker's thread.
+
+    Without a question it is a check: what speaks against the image.
+    """
 
     client: str
     bundle: OfferedBundle
@@ -241,7 +245,7 @@ class Worker:
         except Cancelled:
             return DoneLine(cancelled=True)
         except XFlowError as problem:
-            return ErrorLine(str(problem), "value")
+            return ErrorLine(str(problem), "value" if isinstance(problem, ValueRefused) else "internal")
         # Whatever goes wrong in one run ends that run alone.
         except Exception as problem:  # noqa: BLE001
             log.error("a run failed: %s", where(problem))
@@ -256,6 +260,8 @@ class Worker:
         run.emit(last)
 
     def _play(self, run: Run) -> Iterator[None]:
+        if not run.questions:
+            run.emit(CheckLine(self._check(run.image, self._engine(run.bundle))))
         for question in run.questions:
             if run.cancelled.is_set():
                 raise Cancelled("Cancelled before the next question.")
@@ -312,6 +318,15 @@ class Worker:
     def _admit(self, held: HeldImage, engine: Engine, accept: bool) -> EncodedRadiograph:
         if held.refusal is not None and not accept:
             raise RadiographRefused(held.refusal)
+        return admitted(*self._inspected(held, engine), accept_image=accept)
+
+    def _check(self, held: HeldImage, engine: Engine) -> ImageCheck:
+        image, report = self._inspected(held, engine)
+        warnings = tuple(dict.fromkeys((*image.radiograph.record.warnings, *report.warnings)))
+        return ImageCheck(warnings, held.refusal or " ".join(report.refusals) or None)
+
+    def _inspected(self, held: HeldImage, engine: Engine) -> tuple[EncodedRadiograph, GuardReport]:
+        """The image as the engine encodes it and what its guards say, both computed once."""
         name = engine.identity.sha256
         if name not in held.views:
             image = EncodedRadiograph(held.radiograph)
@@ -319,7 +334,7 @@ class Worker:
                 held.views[name] = image, engine.inspect(image)
             finally:
                 self.encoder_passes += image.passes
-        return admitted(*held.views[name], accept_image=accept)
+        return held.views[name]
 
     def _engine(self, bundle: OfferedBundle) -> Engine:
         name = bundle.identity.sha256
@@ -356,6 +371,7 @@ def _device() -> tuple[str, int | None]:
     if torch is not None and torch.cuda.is_available() and torch.cuda.memory_allocated():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         return f"cuda {properties.name}", int(properties.total_memory)
-    if not hasattr(os, "sysconf"):
+    try:
+        return "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no such call, another system may lack the names
         return "cpu", None
-    return "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -30,11 +30,16 @@ _STAGE_ONE = (LungsStep, PresenceStep, BoxesStep)
 def replace_step(trace: Trace, k: int, step: Step) -> Trace:
     """The steps before ``k``, and ``step`` as the user's ``k``-th.
 
-    A stop may be replaced by a click and a click by a stop; every other kind by its own.
+    A stop may be replaced by a click and a click by a stop; every other kind by its own. At the end of a trace that was
+    cut off, where ``k`` is its number of steps, a click or a stop may be added after its component's mask.
 
     Raises:
         ValueRefused: no such step, or the new one cannot stand there.
     """
+    if k == len(trace.steps) and isinstance(step, (ClickStep, StopStep)):
+        longer = _branch(trace, k, (*trace.steps, replace(step, origin="user")))
+        check_steps(longer)
+        return longer
     if not 0 <= k < len(trace.steps):
         raise ValueRefused(f"There is no step {k}; the trace has {len(trace.steps)}.")
     step = replace(step, origin="user")
