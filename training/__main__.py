@@ -12,6 +12,13 @@ from xflow_core.domain.errors import XFlowError
 
 # The command's words: its module. Only the module that is called is imported.
 COMMANDS = {
+    "miniature": "training.curation.miniature",
+    "check": "training.curation.check",
+    "counts": "training.curation.counts",
+    "splits": "training.curation.splits",
+    "instructions": "training.curation.instructions",
+    "trajectories": "training.curation.trajectories",
+    "evaluation-set": "training.curation.evaluation_set",
     "compact survey": "training.compact.survey",
     "compact measure-survey": "training.compact.measure_survey",
     "compact segmenter": "training.compact.segmenter",

@@ -1,0 +1,56 @@
+"""Two miniatures, made once: a drawn one in which everything is flawed, and one of annotations alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.curation.miniature import write_miniature
+from training.curation.sources.layout import Sources
+from training.curation.synthetic.study import Plan
+
+
+@dataclass(frozen=True)
+class Miniature:
+    """A miniature on disk and what is true of it."""
+
+    root: Path
+    plan: Plan
+
+    @property
+    def sources(self) -> Sources:
+        return Sources().under(self.root)
+
+    @property
+    def studies(self) -> list[dict[str, Any]]:
+        return _lines(self.root / "truth" / "studies.jsonl")
+
+    @property
+    def flaws(self) -> list[dict[str, Any]]:
+        return _lines(self.root / "truth" / "flaws.jsonl")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
+    """64 studies with pictures; every study outside CheXpercept has a dirty record."""
+    plan = Plan(64, seed=3, images=True, side=128, flawed=1.0)
+    root = tmp_path_factory.mktemp("drawn") / "sets"
+    write_miniature(plan, root)
+    return Miniature(root, plan)
+
+
+@pytest.fixture(scope="session")
+def annotated(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
+    """700 studies without pictures; two hundred or so reviewed, a fifth of which have a flaw."""
+    plan = Plan(700, seed=5, images=False, side=96, flawed=0.2)
+    root = tmp_path_factory.mktemp("annotated") / "sets"
+    write_miniature(plan, root)
+    return Miniature(root, plan)

@@ -1,0 +1,164 @@
+"""The stages in order: MIMIC-ILS and CheXpercept read, agreement, division by patient, disjointness proven."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import track
+
+from training.curation.agreement import Agreed, agree
+from training.curation.division import EVAL, RL, SFT, VAL, Radiograph, check_disjoint, divide
+from training.curation.paper import ReportSettings, Settings
+from training.curation.questions import Question, asked_of, questions_of
+from training.curation.report_parsing import EndpointParser, Parses, ReportParser, RuleParser
+from training.curation.sources.chexpercept import Review, read_reviews
+from training.curation.sources.imagenome import SceneGraphs
+from training.curation.sources.layout import Sources
+from training.curation.sources.mimic_ils import Study, read_studies
+from training.curation.sources.problems import Problems
+from training.curation.sources.reports import Reports
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Curated:
+    """What comes out.
+
+    radiographs: those of the four splits. agreed: of the agreed set, by side. in_set: MIMIC-ILS's radiographs by its
+    own split. reviewed: CheXpercept's radiographs in MIMIC-ILS's training split. instructions: distinct questions of
+    D_SFT, by split. dropped: triples that the sources do not agree on, by reason. shared: patients that D_SFT shares
+    with D_RL or D_eval.
+    """
+
+    radiographs: tuple[Radiograph, ...]
+    agreed: dict[str, tuple[Agreed, ...]]
+    in_set: Counter[str]
+    reviewed: int
+    instructions: Counter[str]
+    dropped: Counter[str]
+    admitted: int
+    shared: Counter[str]
+
+    def questions(self, side: str) -> list[Question]:
+        """The questions of D_RL or D_eval."""
+        return [question for entry in self.agreed[side] for question in questions_of(entry)]
+
+
+def parser_of(settings: ReportSettings) -> ReportParser:
+    """The parser that the configuration names. An endpoint's key is read from XFLOW_REPORTS_KEY."""
+    if settings.parser == "rules":
+        return RuleParser()
+    return EndpointParser(settings.url, settings.model, key=os.environ.get("XFLOW_REPORTS_KEY"))
+
+
+def curate(sources: Sources, settings: Settings, problems: Problems, parses: Path) -> Curated:
+    """Read the sets and make the splits.
+
+    Args:
+        sources: where the sets lie.
+        problems: gets every record that cannot be used.
+        parses: the file of the reports' parses; a run that was stopped goes on from it.
+
+    Raises:
+        CallError: a set is missing or damaged. EngineError: the model that reads reports gives no answer. ValueRefused:
+            the splits would not be disjoint.
+    """
+    reviews = read_reviews(sources.reviews, problems)
+    by_study: dict[str, list[Review]] = defaultdict(list)
+    for review in reviews.usable:
+        by_study[review.study].append(review)
+    in_set: Counter[str] = Counter()
+    instructions: Counter[str] = Counter()
+    rest: list[Radiograph] = []
+    covered: dict[str, Study] = {}
+    for study in progress(read_studies(sources.instructions, problems), "MIMIC-ILS"):
+        in_set[study.split] += 1
+        if study.split == "train" and study.id in reviews.studies:
+            covered[study.id] = study
+        elif study.split in ("train", "val"):
+            split = SFT if study.split == "train" else VAL
+            rest.append(Radiograph(study.id, study.subject, study.dicom_id, study.image, split))
+            instructions[split] += len(asked_of(study))
+    if settings.splits.hold_out == "patient":
+        held = {study.subject for study in covered.values()}
+        instructions[SFT] = 0
+        kept = [entry for entry in rest if entry.split != SFT or entry.subject not in held]
+        studies = {entry.study for entry in kept if entry.split == SFT}
+        # Counted anew: which patients are covered is known only now.
+        for study in progress(read_studies(sources.instructions, Problems()), "MIMIC-ILS again"):
+            if study.id in studies:
+                instructions[SFT] += len(asked_of(study))
+        rest = kept
+    dropped: Counter[str] = Counter()
+    agreed = _agree(sources, by_study, covered, parser_of(settings.reports), parses, problems, dropped)
+    sides = divide(agreed, settings.splits)
+    divided: dict[str, tuple[Agreed, ...]] = {
+        side: tuple(entry for entry in agreed if sides[entry.subject] == side) for side in (RL, EVAL)
+    }
+    for side, entries in divided.items():
+        for name in dict.fromkeys(entry.study for entry in entries):
+            study = covered[name]
+            rest.append(Radiograph(study.id, study.subject, study.dicom_id, study.image, side))
+    shared = check_disjoint(rest, settings.splits.hold_out)
+    admitted = sum(len(entry.verdicts) for entry in agreed)
+    return Curated(tuple(rest), divided, in_set, len(covered), instructions, dropped, admitted, shared)
+
+
+def _agree(
+    sources: Sources,
+    by_study: dict[str, list[Review]],
+    covered: dict[str, Study],
+    parser: ReportParser,
+    parses: Path,
+    problems: Problems,
+    dropped: Counter[str],
+) -> list[Agreed]:
+    agreed = []
+    with (
+        SceneGraphs(sources.scene_graphs, problems) as graphs,
+        Reports(sources.reports, problems) as reports,
+        Parses(parses, parser) as read,
+    ):
+        for name, entries in progress(sorted(by_study.items()), "Agreement"):
+            study = covered.get(name)
+            known = {} if study is None else {pair.id: pair for pair in study.pairs}
+            usable = []
+            for review in entries:
+                pair = known.get(review.pair)
+                if pair is None or pair.finding != review.finding:
+                    problems.add("review_unknown", sources.reviews, review.key)
+                elif study is not None and review.dicom_id != study.dicom_id:
+                    problems.add(
+                        "review_dicom", sources.reviews, review.key, f"{review.dicom_id}, not {study.dicom_id}"
+                    )
+                else:
+                    usable.append(review)
+            if not usable or study is None:
+                continue
+            report = reports.read(study.subject, study.id)
+            stated = None if report is None else read.stated(study.id, report)
+            graph = graphs.read(study.dicom_id, study.subject, study.id)
+            for review in usable:
+                entry = agree(
+                    review, study.subject, known[review.pair].mask, stated, report is not None, graph, dropped
+                )
+                if entry is not None:
+                    agreed.append(entry)
+    return agreed
+
+
+def progress(items: Iterable[T], name: str) -> Iterable[T]:
+    """A progress bar on a terminal's stderr; nothing elsewhere."""
+    console = Console(stderr=True)
+    total = len(items) if isinstance(items, Sequence) else None
+    return track(items, name, total=total, console=console, disable=not console.is_terminal)
