@@ -155,8 +155,10 @@ class Panel:
     def scene_saving(self) -> None:
         """Keep the session as it is now, the selected branch included."""
         self._keep_record()
-        self._shown_picture = None  # for the time of saving all results are in view
-        self._soon.start()
+        if self._segments is not None:
+            self._segments.hide_preview()  # what a step hides must not be saved as hidden
+            self._shown_picture = None
+            self._soon.start()
 
     def node_added(self, node: Any) -> None:
         """A volume that arrives while none is chosen is considered once those that come with it are there, too."""
