@@ -312,13 +312,18 @@ def test_peaks_are_two_lesions_where_the_map_sinks_between_them() -> None:
     apart = boxes_in(seen, "opacity", None, BoxRule(share=0.15, most=8, split=0.8))
     assert len(joined) == 1 and len(apart) == 2
     assert sorted(round(box.centre.x * 128) for box, _ in apart) == [44, 84]
+    fewer_than_three = boxes_in(seen, "opacity", None, BoxRule(share=0.15, most=8, split=0.8, several=3))
+    assert fewer_than_three == joined
 
 
 def test_boxes_beside_the_strongest_are_kept_by_their_peak_and_number() -> None:
     boxes = [(Box(0.1 * n, 0.1, 0.1 * n + 0.05, 0.2), peak) for n, peak in enumerate((0.8, 0.5, 0.3))]
-    assert kept_boxes(boxes, BoxRule(most=3, keep=0.5)) == boxes[:2]
-    assert kept_boxes(boxes, BoxRule(most=1)) == boxes[:1]
-    assert kept_boxes([], BoxRule()) == []
+    whole = [(Box(0.1, 0.1, 0.4, 0.2), 0.8)]
+    assert kept_boxes(boxes, whole, BoxRule(most=3, keep=0.5)) == boxes[:2]
+    assert kept_boxes(boxes, whole, BoxRule(most=1)) == boxes[:1]
+    assert kept_boxes(boxes, whole, BoxRule(most=3, keep=0.5, several=3)) == whole
+    assert kept_boxes(boxes, whole, BoxRule(most=3, several=3)) == boxes
+    assert kept_boxes([], whole, BoxRule()) == whole
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

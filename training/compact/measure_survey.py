@@ -69,6 +69,8 @@ _SPECK = 0.0008  # share of the picture; smaller contours are no component
 _HIT = 0.3
 _SAID = ("pneumonia", "edema", "atelectasis")  # findings for which a report's word is learned from
 _KEEPS = (0.2, 0.35, 0.5, 0.7)
+_SEVERAL = (3, 4, 5)
+_MANY = ("opacity", "consolidation", "pneumonia")  # findings that may lie in several places of a lung
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,25 +349,32 @@ def box_figures(counts: Sequence[tuple[int, int, int, int]]) -> dict[str, Any]:
 def choose_rule(held: Sequence[Holding], finding: str) -> tuple[BoxRule, dict[str, Any]]:
     """The rule for the boxes of regions that hold the finding, and its figures across folds.
 
-    The best F1 of boxes; among rules within five hundredths of it, one that tells lesions apart, since the contours of
-    the open data join what lies close together and many small opacities are rare in them.
+    The best F1 of boxes. For findings that may lie in several places: among the rules within five hundredths of it one
+    that tells lesions apart, the fewer of them the better, since the contours of the open data join what lies close
+    together and many small opacities are rare in them.
     """
     heart = finding == "cardiomegaly"
     table: dict[BoxRule, list[tuple[int, int, int, int]]] = {}
-    for share, floor, split in product((0.15, 0.25, 0.35, 0.5), (0.03, 0.1), (0.0,) if heart else (0.0, 0.8)):
-        every = BoxRule(share, floor, most=1 if heart else 8, split=split)
-        made = [boxes_in(h.asked.case.seen, finding, h.place, every) for h in held]
-        for most, keep in ((1, 0.0),) if heart else [(1, 0.0), *((m, k) for m in (3, 8) for k in _KEEPS)]:
-            rule = replace(every, most=most, keep=keep)
+    for share, floor in product((0.15, 0.25, 0.35, 0.5), (0.03, 0.1)):
+        one = BoxRule(share, floor, most=1)
+        whole = [boxes_in(h.asked.case.seen, finding, h.place, one) for h in held]
+        table[one] = [box_counts(h.components, [b for b, _ in found]) for h, found in zip(held, whole, strict=True)]
+        if heart:
+            continue
+        many = finding in _MANY
+        every = BoxRule(share, floor, most=8, split=0.8 if many else 0.0)
+        apart = [boxes_in(h.asked.case.seen, finding, h.place, every) for h in held]
+        for most, keep, several in product((8,) if many else (3, 8), _KEEPS, _SEVERAL if many else (1,)):
+            rule = replace(every, most=most, keep=keep, several=several)
             table[rule] = [
-                box_counts(h.components, [box for box, _ in kept_boxes(found, rule)])
-                for h, found in zip(held, made, strict=True)
+                box_counts(h.components, [box for box, _ in kept_boxes(found, strongest, rule)])
+                for h, found, strongest in zip(held, apart, whole, strict=True)
             ]
 
     def choice(indices: Sequence[int]) -> BoxRule:
         scores = {rule: _score([counts[i] for i in indices]) for rule, counts in table.items()}
         good = [rule for rule, score in scores.items() if score >= max(scores.values()) - 0.05]
-        return max(good, key=lambda rule: (rule.split > 0 and rule.most > 1, scores[rule]))
+        return max(good, key=lambda rule: (rule.split > 0, -rule.several, scores[rule]))
 
     best = choice(range(len(held)))
     across: list[tuple[Asked, tuple[int, int, int, int]]] = []
@@ -508,7 +517,7 @@ def measure(data: Path, weights: Sequence[Path], work: Path) -> None:
         if zoned:
             entry["zone"] = presence_figures(zone, ask(pack, normal, finding, "zone", share))
         if finding == "edema":
-            rule = settings["opacity"].boxes
+            rule = replace(settings["opacity"].boxes, most=1, keep=0.0, split=0.0, several=1)  # it is everywhere
         else:
             rule, entry["boxes"] = choose_rule(holding(pack, lung, finding), finding)
             entry["map"] = {

@@ -89,6 +89,8 @@ class BoxRule:
     most: boxes per region at most, the strongest first.
     keep: beside the strongest, boxes whose peak is at least this share of its peak.
     split: two peaks are two lesions where the map between them sinks under this share of the lower one; 0 for never.
+    several: from this number of lesions on they are boxed one by one; fewer are taken as one, whose strongest piece,
+        not taken apart, gets the box.
     slope, offset: from the logit of a box's peak to the probability that it meets a contour (IoU 0.3).
     """
 
@@ -99,10 +101,11 @@ class BoxRule:
     offset: float = 0.0
     keep: float = 0.0
     split: float = 0.0
+    several: int = 1
 
     def __post_init__(self) -> None:
         shares = 0 < self.share < 1 and 0 <= self.floor < 1 and 0 <= self.keep <= 1 and 0 <= self.split < 1
-        if not shares or self.most < 1:
+        if not shares or self.most < 1 or self.several < 1:
             raise BundleError(f"{self} cannot be: shares lie between 0 and 1, and at least one box is given.")
 
 
@@ -328,9 +331,13 @@ def lesion_of(seen: Seen, finding: str, box: Box | None, rule: BoxRule, side: in
 def boxes_in(seen: Seen, finding: str, box: Box | None, rule: BoxRule) -> list[tuple[Box, float]]:
     """At least one lesion box inside ``box`` (None: anywhere) with its peak on the map, the strongest first."""
     lesion, inside = lesion_of(seen, finding, box, rule, _BOX_SIDE)
+    return kept_boxes(_boxes_of(inside, lesion, box, rule.split), _boxes_of(inside, lesion, box, 0.0)[:1], rule)
+
+
+def _boxes_of(inside: np.ndarray, lesion: np.ndarray, box: Box | None, split: float) -> list[tuple[Box, float]]:
     found: list[tuple[Box, float]] = []
     smallest = _SMALLEST_BOX * _BOX_SIDE
-    for piece in _pieces(inside, lesion, rule.split):
+    for piece in _pieces(inside, lesion, split):
         ((rows, columns),) = ndimage.find_objects(piece.astype(np.uint8))
         strength = float(inside[piece].max())
         # A box of a pixel or two would ask the segmenter for nothing.
@@ -341,8 +348,7 @@ def boxes_in(seen: Seen, finding: str, box: Box | None, rule: BoxRule) -> list[t
         kept = grown if box is None else grown.intersect(box)
         if kept is not None:
             found.append((kept, strength))
-    found.sort(key=lambda entry: -entry[1] * math.sqrt(entry[0].area))
-    return kept_boxes(found, rule)
+    return sorted(found, key=lambda entry: -entry[1] * math.sqrt(entry[0].area))
 
 
 def _pieces(map_: np.ndarray, lesion: np.ndarray, split: float) -> Iterator[np.ndarray]:
@@ -371,10 +377,13 @@ def _apart(map_: np.ndarray, piece: np.ndarray, split: float) -> list[np.ndarray
     return [piece]
 
 
-def kept_boxes(found: Sequence[tuple[Box, float]], rule: BoxRule) -> list[tuple[Box, float]]:
-    """Of boxes with their peaks, the strongest first: those that the rule keeps."""
-    least = rule.keep * found[0][1] if found else 0.0
-    return [entry for entry in found if entry[1] >= least][: rule.most]
+def kept_boxes(
+    apart: Sequence[tuple[Box, float]], whole: Sequence[tuple[Box, float]], rule: BoxRule
+) -> list[tuple[Box, float]]:
+    """Of boxes with their peaks, the strongest first: those that the rule keeps; ``whole`` where it keeps too few."""
+    least = rule.keep * apart[0][1] if apart else 0.0
+    kept = [entry for entry in apart if entry[1] >= least][: rule.most]
+    return kept if len(kept) >= rule.several else list(whole)
 
 
 class CompactInitPolicy:
