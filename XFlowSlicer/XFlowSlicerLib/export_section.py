@@ -42,6 +42,10 @@ class ExportSection:
         # Whether a person stands by the results is said anew for each export.
         ui.reviewedCheck.checked = False
 
+    @property
+    def busy(self) -> bool:
+        return self._background.busy
+
     def poll(self) -> None:
         self._background.poll()
 

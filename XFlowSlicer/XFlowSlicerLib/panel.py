@@ -7,6 +7,7 @@ in the user interface's thread, and nothing here waits for it. Everything shown 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ from .marks import Marks
 from .presenter import SessionPresenter
 from .question_line import QuestionLine, say_line
 from .segments import RadiographSegments
-from .slice_views import AwaitedClick, cursor, show_radiograph
+from .slice_views import AwaitedClick, cursor, is_shown, show_radiograph
 from .step_table import StepTable
 from .steps import Offers, Picture, Row, ShownBox, ShownClick
 from .words import translator
@@ -36,6 +37,10 @@ from .words import translator
 _ = translator(__file__)
 
 POLL_MS = 40
+_AT_WORK = ("sending", "waiting", "running")
+_THREADS_SHARE = 0.003
+"""Seconds in each poll that the threads have Python for themselves while they work. Nobody sees them."""
+
 SETTLED_POLLS = 8
 """So many polls after the last volume arrived, the frontal of those that did is chosen: the views of a study come one
 after the other."""
@@ -53,6 +58,8 @@ class Panel:
         self._root = root
         self._ui = ui
         self._entered = False
+        self._elsewhere = False
+        self._phase = ""
         self._volume: Any = None
         self._volume_tag: int | None = None
         self._image: volumes.EngineImage | None = None
@@ -125,10 +132,14 @@ class Panel:
 
     def poll(self) -> None:
         """Take what the threads have to say; the timer."""
+        if self.presenter.phase in _AT_WORK or self._export.busy:
+            # Slicer holds Python's lock while it waits for events, so the threads run in here alone.
+            time.sleep(_THREADS_SHARE)
         self.presenter.poll()
         self._engine.poll()
         self._export.poll()
         self._choose_arrived()
+        self._look_at_views()
 
     # The scene.
 
@@ -168,6 +179,9 @@ class Panel:
     def node_removed(self, node: Any) -> None:
         if self._volume is not None and node.GetID() == self._volume.GetID():
             self._choose_volume(None)
+        if node.IsA("vtkMRMLVolumeNode") and not slicer.mrmlScene.IsClosing():
+            # Its session goes with it, once the removal is over.
+            qt.QTimer.singleShot(0, lambda: record.sweep(slicer.mrmlScene))
 
     def _consider(self, ids: Sequence[str]) -> None:
         self._arrived += [one for one in ids if one not in self._arrived]
@@ -193,6 +207,26 @@ class Panel:
             if len(found) > 1:
                 self._say(sentence)
         self.refresh()
+
+    def _look_at_views(self) -> None:
+        """Boxes belong to their radiograph: they are not shown over another image."""
+        elsewhere = self._entered and self._volume is not None and not is_shown(self._volume)
+        if elsewhere != self._elsewhere:
+            self._elsewhere = elsewhere
+            words = _("The slice views show another image. Choose it above, or select a step to see this one again.")
+            self._say(words if elsewhere else "", "warning" if elsewhere else "")
+            self._shown_picture = None
+            self.refresh()
+
+    def _stepping(self, step: Callable[[], None]) -> Callable[[], None]:
+        """``step``, in sight of the radiograph."""
+
+        def look() -> None:
+            if self._volume is not None and not is_shown(self._volume):
+                show_radiograph(self._volume)
+            step()
+
+        return look
 
     # The radiograph.
 
@@ -232,7 +266,7 @@ class Panel:
         """Go on with the session that the scene keeps, unless there is one in memory."""
         text = record.load(self._volume)
         if text is not None and not self.presenter.answers:
-            self.presenter.restore(text)
+            self.presenter.restore(text, volumes.instance_of(self._volume))
 
     def _pixels_changed(self) -> None:
         """The chosen volume's pixels are others: it is another image."""
@@ -277,8 +311,8 @@ class Panel:
             "surveyButton": self._survey,
             "cancelButton": self._cancel,
             "tryAgainButton": self._try_again,
-            "previousButton": self.presenter.previous_step,
-            "nextButton": self.presenter.next_step,
+            "previousButton": self._stepping(self.presenter.previous_step),
+            "nextButton": self._stepping(self.presenter.next_step),
             "flipButton": self._flip,
             "deleteClickButton": self._delete_click,
             "discardButton": self._discard,
@@ -312,8 +346,8 @@ class Panel:
         window = slicer.util.mainWindow() or self._root
         made = []
         for keys, call in {
-            "[": self.presenter.previous_step,
-            "]": self.presenter.next_step,
+            "[": self._stepping(self.presenter.previous_step),
+            "]": self._stepping(self.presenter.next_step),
             "+": lambda: self._add_click("positive"),
             "-": lambda: self._add_click("negative"),
             "Ctrl+Return": self._replay,
@@ -388,7 +422,7 @@ class Panel:
 
     def _row_selected(self, row: Row) -> None:
         self._say("")
-        self.presenter.select_step(row.step)
+        self._stepping(lambda: self.presenter.select_step(row.step))()
         self.refresh()
 
     def _flip(self) -> None:
@@ -567,12 +601,15 @@ class Panel:
             ui.darkBoneCheck.checked = not source.dense_is_bright
 
     def _show_status(self) -> None:
-        text, tone = self._said
         presenter = self.presenter
+        if self._phase in ("waiting", "running") and presenter.phase not in ("waiting", "running"):
+            self._say("")  # what a run has come to goes before what was said while it ran
+        self._phase = presenter.phase
+        text, tone = self._said
         if not text:
             text = presenter.message
             tone = "error" if presenter.phase == "failed" else ""
-            if presenter.pending is not None and presenter.selected_answer is not None:
+            if presenter.pending is not None and presenter.selected_answer is not None and not tone:
                 text = presenter.answers[presenter.selected_answer].sentence  # the edit is named beside its buttons
             if text == presenter.refused:  # it stands under the radiograph already
                 text = ""
@@ -630,7 +667,7 @@ class Panel:
         _enable(ui.replayButton, presenter.can_replay)
         node = None if self._segments is None else self._segments.node
         _enable(ui.editorButton, node is not None)
-        _enable(ui.continueButton, node is not None and presenter.can_continue)
+        _enable(ui.continueButton, node is not None and presenter.can_continue and not presenter.can_cancel)
         _enable(ui.reviseCheck, node is not None)
         names = () if self._segments is None else self._segments.names
         redo_names = () if self._segments is None else self._segments.redo_names
@@ -655,7 +692,7 @@ class Panel:
         if self._marks is None or self._segments is None:
             return
         presenter = self.presenter
-        picture = presenter.picture if self._entered else None
+        picture = presenter.picture if self._entered and not self._elsewhere else None
         trace = presenter.trace
         if picture is self._shown_picture and picture is not None:
             return

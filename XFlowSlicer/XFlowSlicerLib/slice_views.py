@@ -16,6 +16,16 @@ _FIRST = 10.0
 """A priority over that of Slicer's own interaction, so that the awaited click does not draw or drag anything."""
 
 
+def is_shown(volume: Any) -> bool:
+    """Whether a slice view shows the volume; true without slice views."""
+    layout = slicer.app.layoutManager()
+    if layout is None:  # Slicer without a main window
+        return True
+    nodes = [layout.sliceWidget(name).sliceLogic().GetSliceCompositeNode() for name in layout.sliceViewNames()]
+    shown = {node.GetBackgroundVolumeID() for node in nodes} | {node.GetForegroundVolumeID() for node in nodes}
+    return not nodes or volume.GetID() in shown
+
+
 def show_radiograph(volume: Any) -> None:
     """Put a volume behind the slice views, turned to its plane and fitted, unless it stands there already."""
     layout = slicer.app.layoutManager()

@@ -21,6 +21,8 @@ _ = translator(__file__)
 SIGN, STEP, CONFIDENCE, AREA, IOU, TIME, BY = range(7)
 _COLUMNS = 7
 _INDENT = "\u2003"
+_ROOM = {TIME: 56, IOU: 46}
+"""A column is shown in a table of at least so many letters' width: what a step is comes before how long it took."""
 _COMPONENT = re.compile(r"Component (\d+): (.+)")
 
 
@@ -53,11 +55,12 @@ class StepTable:
         several = any(row.component for row in rows)
         if several != self._several:
             self._several, self._shown = several, []
+        self.fit()
         blocked = self._table.blockSignals(True)
         try:
             if len(rows) != self._table.rowCount:
-                self._table.setRowCount(len(rows))
                 del self._items[len(rows) :]
+                self._table.setRowCount(len(rows))
             for place, row in enumerate(rows):
                 if place >= len(self._shown) or self._shown[place] != row:
                     self._write(place, row)
@@ -65,6 +68,13 @@ class StepTable:
             self._select(step)
         finally:
             self._table.blockSignals(blocked)
+
+    def fit(self) -> None:
+        """Leave out columns that the table has no room for."""
+        letters = self._table.width / max(1, self._table.fontMetrics().averageCharWidth())
+        for column, needed in _ROOM.items():
+            if self._table.isColumnHidden(column) != (letters < needed):
+                self._table.setColumnHidden(column, letters < needed)
 
     def _select(self, step: int | None) -> None:
         now = self._table.currentRow()

@@ -12,11 +12,7 @@ What runs here has not been run in 3D Slicer. Importing this package imports ``s
 
 from __future__ import annotations
 
-from tests.slicer_host.slicer_package import import_slicer
-
-import_slicer()
-
-from tests.slicer_host.application import Application, boot  # noqa: E402
-from tests.slicer_host.swallowed import Fault, clear_faults, faults  # noqa: E402
+from tests.slicer_host.application import Application, boot
+from tests.slicer_host.swallowed import Fault, clear_faults, faults
 
 __all__ = ["Application", "Fault", "boot", "clear_faults", "faults"]

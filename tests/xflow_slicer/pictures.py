@@ -1,4 +1,4 @@
-"""The pictures of docs/slicer.md and the README, made anew in the host's window: ``python -m tests.slicer.pictures``.
+"""The pictures of docs/slicer.md and the README, made anew in the host: ``python -m tests.xflow_slicer.pictures``.
 
 The radiograph is RG1 of pydicom-data, the engine a real one with the compact bundle.
 """
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.slicer.pictures", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.xflow_slicer.pictures", description=__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "images")
     folder = parser.parse_args().folder
     from tests.slicer_host.display import ensure_display
@@ -26,8 +26,8 @@ def main() -> int:
     from tests.slicer_host import boot
 
     boot(qt=True)
-    from tests.slicer.working_panel import WorkingPanel, use_engine
     from tests.slicer_host.viewer import Viewer
+    from tests.xflow_slicer.working_panel import WorkingPanel, use_engine
 
     use_engine()
     viewer = Viewer(size=(1280, 900))

@@ -97,6 +97,7 @@ class WorkingPanel:
     def settle(self) -> None:
         """Wait until what is shown in the panel is shown in the scene, too."""
         self.until(lambda: not self.panel._soon.active, 10, "the scene to follow")
+        self.viewer.run_for(0.02)  # what appeared or went has moved the rest of the panel
 
     def click(self, name: str) -> None:
         self.hands.click(getattr(self.ui, name))

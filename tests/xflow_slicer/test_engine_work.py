@@ -44,7 +44,7 @@ from XFlowSlicerLib.engine_work import (
 from XFlowSlicerLib.history import History, session_json
 from XFlowSlicerLib.steps import Masks
 
-from tests.slicer.phantom_answers import told_to_stop
+from tests.xflow_slicer.phantom_answers import told_to_stop
 from xflow_core.domain.errors import CallError, RadiographError, ServiceGone
 from xflow_core.domain.geometry import Point
 from xflow_core.domain.trace import ClickStep, MaskStep, StopStep, Trace

@@ -16,7 +16,7 @@ from phantom import LUNG_BOXES, SIZE
 from XFlowSlicerLib import steps
 from XFlowSlicerLib.steps import Edit, Masks, NotOffered, Pixels, picture_at, rows
 
-from tests.slicer.phantom_answers import DISCS, WHOLE, answer, ran, replayed
+from tests.xflow_slicer.phantom_answers import DISCS, WHOLE, answer, ran, replayed
 from xflow_core.domain.errors import EngineError
 from xflow_core.domain.geometry import Box, Point
 from xflow_core.domain.trace import (

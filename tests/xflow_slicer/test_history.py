@@ -23,7 +23,7 @@ from XFlowSlicerLib.history import (
     session_json,
 )
 
-from tests.slicer.phantom_answers import WHOLE, answer, replayed
+from tests.xflow_slicer.phantom_answers import WHOLE, answer, replayed
 from xflow_core.domain.errors import ValueRefused
 from xflow_core.domain.trace import Mask, MaskStep, Result, Trace
 

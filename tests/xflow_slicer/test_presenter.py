@@ -24,7 +24,7 @@ from service.phantom_server import DISCS, GatedParts, Served, engine_of, picture
 from XFlowSlicerLib.engine_work import EngineWork
 from XFlowSlicerLib.presenter import SessionPresenter
 
-from tests.slicer.phantom_answers import told_to_stop
+from tests.xflow_slicer.phantom_answers import told_to_stop
 from xflow_core.domain.errors import CallError
 from xflow_core.domain.findings import FINDINGS
 from xflow_core.domain.geometry import Box, Point

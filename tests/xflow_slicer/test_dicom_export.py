@@ -33,7 +33,7 @@ from XFlowSlicerLib import dicom_export, dicom_import, record, volumes  # noqa: 
 from XFlowSlicerLib.history import History, Version, session_json  # noqa: E402
 from XFlowSlicerLib.segments import RadiographSegments  # noqa: E402
 
-from tests.slicer.radiographs import SIZE, dicom_file, loaded, picture  # noqa: E402  after the check for Slicer
+from tests.xflow_slicer.radiographs import SIZE, dicom_file, loaded, picture  # noqa: E402  after the check for Slicer
 
 
 @pytest.fixture

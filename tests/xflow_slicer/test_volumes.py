@@ -17,7 +17,7 @@ from pydicom import dcmread  # noqa: E402
 from vtk.util.numpy_support import numpy_to_vtk  # noqa: E402
 from XFlowSlicerLib import volumes  # noqa: E402
 
-from tests.slicer.radiographs import SIZE, dicom_file, loaded, pixels  # noqa: E402
+from tests.xflow_slicer.radiographs import SIZE, dicom_file, loaded, pixels  # noqa: E402
 from xflow_core.domain.errors import RadiographError, RadiographRefused, ValueRefused, XFlowError  # noqa: E402
 from xflow_core.radiograph.reading import read_radiograph  # noqa: E402
 from xflow_core.service.images import read_upload  # noqa: E402

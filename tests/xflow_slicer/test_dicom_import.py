@@ -33,7 +33,7 @@ from XFlowSlicerLib import dicom_import, record, terminology, volumes  # noqa: E
 from XFlowSlicerLib.history import History, Version, session_json  # noqa: E402
 from XFlowSlicerLib.segments import RadiographSegments  # noqa: E402
 
-from tests.slicer.radiographs import SIZE, dicom_file, loaded, masks_of, picture, pixels, segment  # noqa: E402
+from tests.xflow_slicer.radiographs import SIZE, dicom_file, loaded, masks_of, picture, pixels, segment  # noqa: E402
 
 DETECTOR = {"ImagerPixelSpacing": [0.2, 0.3]}
 

@@ -19,7 +19,7 @@ from XFlowSlicerLib import nodes, volumes  # noqa: E402
 from XFlowSlicerLib.image_frame import ImageFrame  # noqa: E402
 from XFlowSlicerLib.segments import PREVIEW, RESULTS, RadiographSegments, add_mask  # noqa: E402
 
-from tests.slicer.answers import SIZE, answer, disc  # noqa: E402
+from tests.xflow_slicer.answers import SIZE, answer, disc  # noqa: E402
 from xflow_core.domain.codes import FINDING_CODES  # noqa: E402
 from xflow_core.domain.errors import ValueRefused  # noqa: E402
 from xflow_core.domain.geometry import Point  # noqa: E402

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ MODULE_FOLDER = Path(__file__).resolve().parents[2] / "XFlowSlicer"
 _WITHOUT = "slicer-core is not installed (pip install slicer-core==5.12.4.0)"
 
 
-if importlib.util.find_spec("slicer_core") is not None:
-    # Before any test imports slicer: see tests/slicer_host/slicer_package.py.
-    import_module("tests.slicer_host")
 # As Slicer does with the folder of every scripted module.
 if str(MODULE_FOLDER) not in sys.path:
     sys.path.append(str(MODULE_FOLDER))

@@ -14,7 +14,7 @@ slicer = pytest.importorskip("slicer", reason="slicer-core is not installed")
 from XFlowSlicerLib import nodes, record, volumes  # noqa: E402
 from XFlowSlicerLib.segments import RadiographSegments  # noqa: E402
 
-from tests.slicer.answers import answer  # noqa: E402
+from tests.xflow_slicer.answers import answer  # noqa: E402
 from xflow_core.domain.trace import Mask  # noqa: E402
 
 TEXT = json.dumps(

@@ -30,8 +30,8 @@ class Shared:
         self._open: Any = None
 
     def panel(self) -> Any:
-        from tests.slicer.working_panel import WorkingPanel, use_engine
         from tests.slicer_host.viewer import Viewer
+        from tests.xflow_slicer.working_panel import WorkingPanel, use_engine
 
         if self._open is None:
             use_engine(self._environment, "phantom")
@@ -81,7 +81,7 @@ def working(clean: None, shared: Shared) -> Any:
 
 @pytest.fixture
 def picture(tmp_path: Path) -> Path:
-    from tests.slicer.working_panel import write_volume
+    from tests.xflow_slicer.working_panel import write_volume
 
     return write_volume(tmp_path / "phantom.nrrd", DISCS)
 
@@ -97,8 +97,8 @@ def asked(working: Any, picture: Path) -> Any:
 @pytest.fixture
 def another(clean: None, shared: Shared, environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Opens a panel with an engine of its own kind, and closes it."""
-    from tests.slicer.working_panel import WorkingPanel, use_engine
     from tests.slicer_host.viewer import Viewer
+    from tests.xflow_slicer.working_panel import WorkingPanel, use_engine
 
     shared.close()
     opened = []
@@ -128,7 +128,7 @@ def ras(working: Any, x: float, y: float) -> tuple[float, float, float]:
 
 def segments_of(working: Any) -> list[str]:
     """The names of the result segments in the scene."""
-    from tests.slicer.working_panel import nodes
+    from tests.xflow_slicer.working_panel import nodes
 
     found = nodes("vtkMRMLSegmentationNode", "results")
     if not found:
@@ -138,7 +138,7 @@ def segments_of(working: Any) -> list[str]:
 
 
 def shown_rois() -> int:
-    from tests.slicer.working_panel import nodes
+    from tests.xflow_slicer.working_panel import nodes
 
     return sum(bool(node.GetDisplayNode().GetVisibility()) for node in nodes("vtkMRMLMarkupsROINode"))
 
@@ -225,7 +225,7 @@ class TestAsking:
 
 class TestSteps:
     def test_brackets_step_through_the_image_as_it_stood(self, asked: Any) -> None:
-        from tests.slicer.working_panel import nodes
+        from tests.xflow_slicer.working_panel import nodes
 
         last = asked.presenter.step
         asked.key("[")
@@ -247,8 +247,36 @@ class TestSteps:
         hands.key(asked.ui.stepsTable, "Down")
         assert asked.presenter.rows[row + 1].step == asked.presenter.step
 
+    def test_boxes_are_not_shown_over_another_image_and_a_step_brings_the_radiograph_back(
+        self, asked: Any, tmp_path: Path
+    ) -> None:
+        from tests.xflow_slicer.working_panel import nodes, write_volume
+
+        radiograph = asked.ui.volumeSelector.currentNode()
+        boxes = [node for node in nodes("vtkMRMLMarkupsROINode") if node.GetDisplayNode().GetVisibility()]
+        assert boxes
+        asked.viewer.load(write_volume(tmp_path / "other.nrrd", DISCS[:1]))
+        asked.until(lambda: "another image" in asked.status, 5, "the panel to say so")
+        asked.settle()
+        assert nodes("vtkMRMLMarkupsROINode") == []
+        assert asked.ui.volumeSelector.currentNode() is radiograph
+        asked.select("Lungs")
+        asked.until(lambda: nodes("vtkMRMLMarkupsROINode"), 5, "the boxes to come back")
+        assert "another image" not in asked.status
+
+    def test_the_panel_fits_a_narrow_window(self, asked: Any) -> None:
+        from qtpy import QtWidgets
+
+        asked.ui.exportSection.collapsed = asked.ui.engineSection.collapsed = False
+        asked.viewer.run_for(0.1)
+        narrow = asked.ui.stepsTable.fontMetrics().averageCharWidth() * 55
+        root = asked.ui.noticeLabel.parentWidget()
+        width = QtWidgets.QWidget.minimumSizeHint(root).width()
+        assert width <= narrow, f"{width} of {narrow} px: Slicer's module panel does not scroll sideways"
+        asked.ui.exportSection.collapsed = asked.ui.engineSection.collapsed = True
+
     def test_leaving_the_module_leaves_the_results_alone_in_view(self, asked: Any) -> None:
-        from tests.slicer.working_panel import nodes
+        from tests.xflow_slicer.working_panel import nodes
 
         asked.select("Lungs")
         asked.viewer.panel.exit()
@@ -354,7 +382,7 @@ class TestEditing:
     def test_what_the_user_drew_goes_on(self, asked: Any) -> None:
         import slicer
 
-        from tests.slicer.working_panel import nodes
+        from tests.xflow_slicer.working_panel import nodes
 
         (node,) = nodes("vtkMRMLSegmentationNode", "results")
         volume = asked.ui.volumeSelector.currentNode()
@@ -429,7 +457,7 @@ class TestTheScene:
     def test_deleting_the_radiograph_in_the_middle_of_a_run(self, another: Callable[..., Any], picture: Path) -> None:
         import slicer
 
-        from tests.slicer.working_panel import nodes
+        from tests.xflow_slicer.working_panel import nodes
 
         working = another(seconds_per_call=0.3)
         volume = working.load(picture)
@@ -441,7 +469,7 @@ class TestTheScene:
         assert working.presenter.phase == "no_image" and nodes("vtkMRMLMarkupsROINode") == []
 
     def test_another_radiograph_in_the_middle_of_a_run(self, another: Callable[..., Any], tmp_path: Path) -> None:
-        from tests.slicer.working_panel import write_volume
+        from tests.xflow_slicer.working_panel import write_volume
 
         working = another(seconds_per_call=0.3)
         first = working.load(write_volume(tmp_path / "first.nrrd", DISCS))

@@ -16,9 +16,9 @@ import pytest
 def working(application: Any, tmp_path: Path) -> Iterator[Any]:
     import slicer
 
-    from tests.slicer.working_panel import WorkingPanel, use_engine
     from tests.slicer_host import clear_faults, faults
     from tests.slicer_host.viewer import Viewer
+    from tests.xflow_slicer.working_panel import WorkingPanel, use_engine
 
     slicer.mrmlScene.Clear(0)
     slicer.dicomDatabase.initializeDatabase()
@@ -56,8 +56,8 @@ def test_a_radiologist_asks_looks_corrects_saves_and_exports(
 ) -> None:
     import slicer
 
-    from tests.slicer.working_panel import nodes
     from tests.slicer_host import hands
+    from tests.xflow_slicer.working_panel import nodes
     from xflow_core.domain.geometry import Point
 
     ui, view = working.ui, working.viewer.slice
