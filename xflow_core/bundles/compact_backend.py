@@ -21,8 +21,10 @@ def load(bundle: Bundle, device: str) -> Engine:
 
     Raises:
         BundleError: its settings or weights are not a compact bundle's.
-        CallError: ``cuda`` was asked for, and there is none.
+        CallError: ``cuda`` was asked for, and there is none; or ``mps``, which these networks were not tried on.
     """
+    if device == "mps":
+        raise CallError(f"The bundle {bundle.name!r} runs on cpu and cuda, not on mps; use --device cpu.")
     if device == "cuda" and not torch.cuda.is_available():
         raise CallError("There is no CUDA device here; use --device cpu.")
     # On a GPU the small networks gain little; the CPU is what they were made for.

@@ -11,11 +11,15 @@ from xflow_core.workflow.engine import Engine
 
 from .manifest import Bundle, find_bundle
 
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 # Backends by name, as "module:function" of (Bundle, device) -> Engine; imported when first needed. Other packages add
 # theirs under the entry point group "xflow.backends".
-BACKENDS = {"compact": "xflow_core.bundles.compact_backend:load"}
+BACKENDS = {
+    "compact": "xflow_core.bundles.compact_backend:load",
+    "foundation": "xflow_core.bundles.foundation_backend:load",
+}
+_EXTRAS = {"foundation": "engine,gpu"}  # of the package; "engine" for all others
 
 
 def load_engine(name: str = "compact", device: str = "auto") -> Engine:
@@ -50,6 +54,6 @@ def _backend(bundle: Bundle) -> Callable[[Bundle, str], Engine]:
     except ImportError as problem:
         raise BundleError(
             f"The bundle {bundle.name!r} needs {problem.name or problem}, which is not installed: "
-            "pip install 'xflow-core[engine]'."
+            f"pip install 'xflow-core[{_EXTRAS.get(bundle.backend, 'engine')}]'."
         ) from None
     return load

@@ -2,9 +2,12 @@
 
     {"schema": "xflow.bundle/1", "name", "version", "backend", "findings": [..],
      "files": {file name: sha256}, "settings": {..}, "preprocessing": "..", "quality": {..},
-     "licences": [..], "training": {..}, "notice": "not for clinical use"}
+     "licences": [..], "training": {..}, "notice": "not for clinical use",
+     "bases": {role: model}, "adapters": {role: model}}
 
 ``settings`` is the backend's own (calibration, thresholds); ``quality`` is what was measured, with n, and where.
+``files`` lie in the bundle's folder; ``bases`` and ``adapters`` are weights that it is made on and that may lie
+elsewhere, each ``{"id", "revision", "folder", "files": {file name: sha256}, "page", "towers"}`` (:mod:`.model_files`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from typing import Any
 from xflow_core.domain.errors import BundleError
 from xflow_core.domain.findings import FINDINGS
 from xflow_core.domain.trace import BundleIdentity
+
+from .model_files import ModelFiles
+from .model_files import file_sha256 as file_sha256  # other rooms take it from here
 
 SCHEMA = "xflow.bundle/1"
 MANIFEST = "bundle.json"
@@ -42,6 +48,8 @@ class Bundle:
     quality: dict[str, Any] = field(default_factory=dict)
     licences: tuple[str, ...] = ()
     training: dict[str, Any] = field(default_factory=dict)
+    bases: dict[str, ModelFiles] = field(default_factory=dict)
+    adapters: dict[str, ModelFiles] = field(default_factory=dict)
 
     @property
     def identity(self) -> BundleIdentity:
@@ -72,10 +80,27 @@ class Bundle:
                     f"{path} is not the file that the bundle {self.name!r} was made with; install it anew."
                 )
 
+    def locate_models(self) -> dict[str, Path]:
+        """Where its bases and adapters lie on this machine, by role; their contents are not looked at.
 
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        Raises:
+            BundleError: one is not here; the message says where it is had.
+        """
+        return {role: model.locate(self.name, self.folder) for role, model in self.models.items()}
+
+    def verify_models(self) -> dict[str, Path]:
+        """The same, once every file of them was compared with the manifest's sha256.
+
+        Raises:
+            BundleError: one is not here, or is altered.
+        """
+        self.locate_models()  # says what is missing before gigabytes are read
+        return {role: model.verify(self.name, self.folder) for role, model in self.models.items()}
+
+    @property
+    def models(self) -> dict[str, ModelFiles]:
+        """Bases and adapters by role."""
+        return {**self.bases, **self.adapters}
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -114,9 +139,15 @@ def read_bundle(folder: Path) -> Bundle:
             quality=dict(data.get("quality", {})),
             licences=tuple(data.get("licences", ())),
             training=dict(data.get("training", {})),
+            bases=_models(data.get("bases", {})),
+            adapters=_models(data.get("adapters", {})),
         )
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise BundleError(f"{path} is not a well formed bundle manifest: {problem!r}.") from None
+
+
+def _models(data: dict[str, Any]) -> dict[str, ModelFiles]:
+    return {str(role): ModelFiles.from_json(model) for role, model in data.items()}
 
 
 def search_folders() -> list[Path]:

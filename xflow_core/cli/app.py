@@ -71,7 +71,7 @@ def segment(
     ] = None,
     survey: Annotated[bool, typer.Option("--survey", help="Ask for all seven findings instead.")] = False,
     bundle: Annotated[str, typer.Option(help="A bundle's name or folder.")] = "compact",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     stages: Annotated[int, typer.Option(min=1, max=2, help="1 ends with the boxes' masks, 2 revises them.")] = 2,
     seed: Annotated[int, typer.Option(help="For policies that sample.")] = 0,
     accept_image: Annotated[
@@ -144,7 +144,7 @@ def batch(
     ] = False,
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS|auto", help="Run on this Ray cluster.")] = None,
     bundle: Annotated[str, typer.Option(help="A bundle's name or folder.")] = "compact",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     stages: Annotated[int, typer.Option(min=1, max=2, help="1 ends with the boxes' masks, 2 revises them.")] = 2,
     seed: Annotated[int, typer.Option(help="For policies that sample.")] = 0,
     image_minutes: Annotated[
@@ -183,7 +183,7 @@ def serve(
         typer.Option(help="Where the clients' token is, or is put (mode 0600); by default a temporary file."),
     ] = None,
     bundle: Annotated[list[str] | None, typer.Option(help="A bundle's name or folder; may be repeated.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
     behind_proxy: Annotated[
@@ -253,6 +253,64 @@ def bundles_verify(name: str) -> None:
     from .bundles import run_verify
 
     run_verify(name)
+
+
+@bundles_app.command("make")
+def bundles_make(
+    name: str,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The bundle's new folder.")],
+    language: Annotated[
+        str, typer.Option(metavar="[ID@REVISION=]FOLDER", help="MedGemma: a Gemma3 in safetensors, with its processor.")
+    ],
+    segmenter: Annotated[
+        str | None,
+        typer.Option(metavar="[ID@REVISION=]FOLDER", help="SAM3, or a fine-tune of it, in safetensors."),
+    ] = None,
+    sam3_checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="[ID@REVISION=]FILE", help="Instead: Meta's own sam3.pt, converted into the bundle."),
+    ] = None,
+    init_adapter: Annotated[
+        str | None, typer.Option(metavar="[ID@REVISION=]FOLDER", help="PEFT adapter of the first stage's policy.")
+    ] = None,
+    revision_adapter: Annotated[
+        str | None, typer.Option(metavar="[ID@REVISION=]FOLDER", help="PEFT adapter of the second stage's policy.")
+    ] = None,
+    side: Annotated[int, typer.Option(help="The segmenter's picture: 1008, or 1024 as in the paper.")] = 1008,
+    recipe: Annotated[str, typer.Option(help="How radiographs are prepared.")] = "mimic-cxr-jpg",
+    finding: Annotated[
+        list[str] | None, typer.Option(help="One that it answers; may be repeated. By default all seven.")
+    ] = None,
+    version: Annotated[str, typer.Option(help="Of this bundle.")] = "1",
+    policies: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="Settings of the policies: grid, calibration, ..")
+    ] = None,
+    quality: Annotated[Path | None, typer.Option(metavar="JSON", help="What was measured, with n and where.")] = None,
+    licence: Annotated[list[str] | None, typer.Option(help="A licence or source; may be repeated.")] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="Copy the weights into the bundle.")] = False,
+) -> None:
+    """Make a foundation bundle from folders of weights on this machine; without adapters a zero-shot one."""
+    from .bundles import MakeCall, run_make
+
+    run_make(
+        MakeCall(
+            name=name,
+            out=out,
+            language=language,
+            segmenter=segmenter,
+            sam3_checkpoint=sam3_checkpoint,
+            init_adapter=init_adapter,
+            revision_adapter=revision_adapter,
+            side=side,
+            recipe=recipe,
+            findings=tuple(finding or ()),
+            version=version,
+            policies=policies,
+            quality=quality,
+            licences=tuple(licence or ()),
+            copy=copy,
+        )
+    )
 
 
 @pacs_app.command("find")

@@ -165,7 +165,7 @@ def _shares(call: BatchCall, bundle: Bundle) -> tuple[int | None, int]:
     workers = call.workers
     if workers is None:
         size = sum((bundle.folder / name).stat().st_size for name in bundle.files)
-        alone = call.device == "cuda" or size > LARGE_BUNDLE_BYTES
+        alone = call.device in ("cuda", "mps") or size > LARGE_BUNDLE_BYTES or bool(bundle.models)
         workers = 1 if alone else max(1, cpus // (call.threads or 1))
     return workers, call.threads or max(1, cpus // workers)
 

@@ -28,6 +28,7 @@ PARTS = (
     ("uvicorn", "uvicorn", "xflow serve"),
     ("transformers", "transformers", "the foundation bundle"),
     ("peft", "peft", "the foundation bundle's adapters"),
+    ("accelerate", "accelerate", "the foundation bundle"),
     ("trl", "trl", "training the policies"),
     ("pyarrow", "pyarrow", "the table of a batch"),
     ("ray", "ray", "batches over many machines"),
@@ -48,9 +49,19 @@ def _report() -> dict[str, Any]:
     bundles: list[dict[str, Any]] = []
     try:
         for bundle in list_bundles():
-            state = {"name": bundle.name, "version": bundle.version, "backend": bundle.backend, "problem": None}
+            state: dict[str, Any] = {
+                "name": bundle.name,
+                "version": bundle.version,
+                "backend": bundle.backend,
+                "problem": None,
+            }
             try:
                 bundle.verify()
+                bundle.locate_models()
+                if bundle.backend == "foundation" and find_spec("transformers") and find_spec("peft"):
+                    from xflow_core.bundles.foundation_backend import layout_here
+
+                    state["layout"] = layout_here(bundle)
             except BundleError as problem:
                 state["problem"] = str(problem)
             bundles.append(state)
@@ -90,6 +101,8 @@ def _devices() -> list[str]:
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
             found.append(f"cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    if torch.backends.mps.is_available():
+        found.append("mps")
     return found
 
 
@@ -106,9 +119,9 @@ def _words(report: dict[str, Any]) -> list[str]:
         f"devices: {'; '.join(report['devices']) or 'none (torch is not installed: pip install xflow-core[engine])'}",
     ]
     for bundle in report["bundles"]:
-        lines.append(
-            f"bundle {bundle['name']} {bundle['version']} ({bundle['backend']}): {bundle['problem'] or 'sound'}"
-        )
+        layout = f", memory layout {bundle['layout']}" if "layout" in bundle else ""
+        state = bundle["problem"] or f"sound{layout}"
+        lines.append(f"bundle {bundle['name']} {bundle['version']} ({bundle['backend']}): {state}")
     for part in report["parts"]:
         lines.append(f"{part['part']} {part['version'] or 'not installed'}: {part['for']}")
     lines.append("ready." if report["ready"] else "not ready: see above.")
