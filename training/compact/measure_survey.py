@@ -36,9 +36,9 @@ from scipy import ndimage, optimize
 from training.evaluation.metrics import area_under_roc
 from xflow_core.domain.findings import HEART, LUNGS, lung_of, region_band
 from xflow_core.domain.geometry import Box, mask_iou
+from xflow_core.policies.calibration import Calibration
 from xflow_core.policies.compact import (
     BoxRule,
-    Calibration,
     CompactSettings,
     CompactSurvey,
     FindingSettings,

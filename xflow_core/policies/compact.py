@@ -40,6 +40,7 @@ from xflow_core.radiograph.reading import Radiograph, engine_grey
 from xflow_core.radiograph.square import to_square
 from xflow_core.segmenters.weights import fill, members_in, read_weights
 
+from .calibration import Calibration
 from .compact_network import CLASSES, MAPS, SIDE, TURNS, Survey, SurveyNets, flipped
 from .lungs import largest_piece
 from .protocols import Decision, GuardReport
@@ -60,24 +61,6 @@ _USUAL_LUNGS = {"right lung": Box(0.1, 0.11, 0.45, 0.75), "left lung": Box(0.53,
 def _logit(p: float) -> float:
     p = min(max(p, 1e-5), 1 - 1e-5)
     return math.log(p / (1 - p))
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Evidence to probability, and the probability from which on a finding is called present."""
-
-    slope: float
-    offset: float
-    threshold: float
-
-    def __post_init__(self) -> None:
-        if not (self.slope > 0 and math.isfinite(self.slope) and math.isfinite(self.offset)):
-            raise BundleError(f"A calibration must rise with the evidence; {self.slope} and {self.offset} do not.")
-        if not 0 < self.threshold < 1:
-            raise BundleError(f"A calibration's threshold is a probability, not {self.threshold}.")
-
-    def probability(self, evidence: float) -> float:
-        return 1 / (1 + math.exp(-min(max(self.slope * evidence + self.offset, -30.0), 30.0)))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.recipes import check_recipe, recipe_grey
 
 from . import transcript
-from .compact import Calibration
+from .calibration import Calibration
 from .medgemma_decoding import PieceTokens, Written, decode
 from .medgemma_layouts import load_in_layout
 from .medgemma_model import Conversation, MedGemma, Pictures, seeded
