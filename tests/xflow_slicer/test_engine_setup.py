@@ -408,7 +408,7 @@ def test_a_whole_installation(unfinished: Path, wheel: Path) -> None:
     assert any(wheel.name in progress.line for progress in heard)
     # It is the environment's own XFlow, not the borrowed one.
     where = "import xflow_core; print(xflow_core.__file__)"
-    said = subprocess.run([state.python, "-P", "-c", where], capture_output=True, text=True, cwd="/")
+    said = subprocess.run([state.python, "-I", "-c", where], capture_output=True, text=True, cwd="/")
     assert said.stdout.startswith(str(unfinished / "venv"))
     engine_setup.remove_environment(unfinished)
     assert not managed_state(unfinished).made and not (unfinished / "venv").exists()
