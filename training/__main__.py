@@ -30,6 +30,7 @@ COMMANDS = {
     "compact pictures": "training.compact.pictures",
     "pack-set": "training.evaluation.pack_set",
     "evaluate": "training.evaluation.evaluate",
+    "score": "training.evaluation.score",
     "evaluate-prompts": "training.evaluation.evaluate_prompts",
     "guards": "training.evaluation.guards",
     "honesty": "training.evaluation.honesty",
