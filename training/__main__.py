@@ -29,6 +29,7 @@ COMMANDS = {
     "compact card": "training.compact.card",
     "compact pictures": "training.compact.pictures",
     "pack-set": "training.evaluation.pack_set",
+    "chexlocalize-set": "training.evaluation.chexlocalize_set",
     "evaluate": "training.evaluation.evaluate",
     "score": "training.evaluation.score",
     "evaluate-prompts": "training.evaluation.evaluate_prompts",
