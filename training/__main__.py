@@ -33,6 +33,9 @@ COMMANDS = {
     "evaluate": "training.evaluation.evaluate",
     "score": "training.evaluation.score",
     "evaluate-prompts": "training.evaluation.evaluate_prompts",
+    "baselines list": "training.baselines.list",
+    "baselines write": "training.baselines.write",
+    "baselines read": "training.baselines.read",
     "guards": "training.evaluation.guards",
     "honesty": "training.evaluation.honesty",
 }
