@@ -36,6 +36,7 @@ COMMANDS = {
     "baselines list": "training.baselines.list",
     "baselines write": "training.baselines.write",
     "baselines read": "training.baselines.read",
+    "tables": "training.evaluation.tables",
     "guards": "training.evaluation.guards",
     "honesty": "training.evaluation.honesty",
 }
