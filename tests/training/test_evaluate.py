@@ -78,6 +78,17 @@ def test_a_set_is_answered_and_measured(rows: Path, narrow: str, tmp_path: Path)
     assert (out / "by_finding.png").stat().st_size > 1000
 
 
+def test_kept_predictions_measure_the_same_as_the_bundle_did(rows: Path, narrow: str, tmp_path: Path) -> None:
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    main([
+        "evaluate", "--set", str(rows), "--bundle", narrow, "--out", str(out), "--skip-unsupported", "--keep", str(kept)
+    ])  # fmt: skip
+    main(["score", "--set", str(rows), "--predictions", str(kept), "--out", str(tmp_path / "again"), "--partial"])
+    first, again = (json.loads((folder / "metrics.json").read_text()) for folder in (out, tmp_path / "again"))
+    for name in ("n", "gIoU", "cIoU", "F1", "noise", "by_size"):
+        assert first[name] == again[name]
+
+
 def test_a_row_that_the_bundle_cannot_answer_is_an_error_and_no_absence(
     rows: Path, narrow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
