@@ -31,6 +31,8 @@ COMMANDS = {
     "pack-set": "training.evaluation.pack_set",
     "evaluate": "training.evaluation.evaluate",
     "evaluate-prompts": "training.evaluation.evaluate_prompts",
+    "readers prepare": "training.evaluation.readers.prepare",
+    "readers analyse": "training.evaluation.readers.analyse",
     "guards": "training.evaluation.guards",
     "honesty": "training.evaluation.honesty",
 }
