@@ -7,7 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from training.evaluation.metrics import Answered, ciou, f1, giou, metrics, over_levels, pieces_of
+from training.evaluation.comparison import compare
+from training.evaluation.metrics import (
+    MEASURES,
+    NOISE,
+    TRUE_NOISE,
+    Answered,
+    by_size,
+    ciou,
+    f1,
+    giou,
+    interval,
+    metrics,
+    over_levels,
+    pieces_of,
+    pixels_of,
+)
+from xflow_core.domain.errors import CallError
 
 ROW = Answered(
     id="0", image="a", finding="effusion", level="chest", positive=True, returned=True, probability=0.5, intersection=0,
@@ -82,3 +98,90 @@ def test_the_written_metrics_have_the_contracts_keys() -> None:
         found["by_finding"]["effusion"].keys()
     )
     assert {"iou_before", "iou_after", "improved", "worsened"} <= found["revision"].keys()
+
+
+def drawn_at_random(seed: int, shift: float = 0.0) -> list[Answered]:
+    """200 images with a question at each level, half of them positive; IoU around 0.5 + shift."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for image in range(200):
+        hardness = np.random.default_rng(image).uniform(-0.2, 0.2)
+        for level in TABLE_8:
+            met = int(1000 * np.clip(0.5 + shift + hardness + rng.normal(0, 0.1), 0, 1))
+            positive = image % 2 == 0
+            rows.append(
+                replace(ROW, id=f"{image} {level}", image=str(image), level=level, positive=positive,
+                        returned=positive or bool(rng.random() < 0.3), intersection=met * positive, union=1000)
+            )  # fmt: skip
+    return rows
+
+
+def test_intervals_are_of_the_same_measure_as_the_number() -> None:
+    rows = drawn_at_random(0)
+    for measure in MEASURES.values():
+        low, high = interval(rows, measure, averaged=True)
+        assert low < over_levels(rows, measure) < high
+        assert high - low < 0.15
+        plain = interval(rows, lambda some, m=measure: m(some), draws=400)
+        assert interval(rows, measure) == pytest.approx(plain, abs=0.02)
+
+
+def test_questions_about_one_image_do_not_make_an_interval_narrower() -> None:
+    once = [row for row in drawn_at_random(0) if row.level == "chest"]
+    five_times = [replace(row, id=f"{row.id} {k}") for row in once for k in range(5)]
+    assert interval(five_times, giou) == pytest.approx(interval(once, giou))
+
+
+def test_a_better_system_is_told_from_an_equal_one() -> None:
+    better, equal = drawn_at_random(1, shift=0.05), drawn_at_random(2)
+    found = compare(better, drawn_at_random(0), giou)
+    assert found.p < 0.001
+    assert 0.02 < found.interval[0] < found.difference < found.interval[1] < 0.08
+    assert found.images == 200
+    assert compare(equal, drawn_at_random(0), giou).p > 0.05
+    same = compare(equal, equal, f1)
+    assert (same.difference, same.p) == (0.0, 1.0)
+
+
+def test_the_paired_interval_is_narrower_than_the_systems_own() -> None:
+    a, b = drawn_at_random(1, shift=0.05), drawn_at_random(0)
+    low, high = compare(a, b, giou).interval
+    own = interval(a, giou, averaged=True)
+    assert high - low < own[1] - own[0]
+
+
+def test_systems_are_compared_on_the_same_rows_in_any_order() -> None:
+    a, b = drawn_at_random(1), drawn_at_random(0)
+    assert compare(a, b[::-1], ciou) == compare(a, b, ciou)
+    with pytest.raises(CallError, match="same rows"):
+        compare(a, b[1:], ciou)
+
+
+def test_noise_is_counted_over_all_positive_rows_and_the_truths_own_is_known() -> None:
+    truth = np.zeros((100, 100), bool)
+    truth[10:40, 10:40] = truth[90, 90] = True
+    mask = truth.copy()
+    mask[60, 60] = True
+    facts = pixels_of(mask, truth, 5e-4)
+    rows = [replace(ROW, **facts), replace(ROW, **pixels_of(np.zeros_like(mask), truth, 5e-4), returned=False)]
+    rows.append(replace(ROW, **pixels_of(mask, np.zeros_like(mask), 5e-4), positive=False))
+    assert {name: measure(rows) for name, measure in NOISE.items()} == {
+        "delta_components": (1 - 2) / 2,
+        "specks": 1.0,
+        "specks_outside_truth": 0.5,
+        "speck_share_of_mask": 2 / 902,
+    }
+    assert {name: measure(rows) for name, measure in TRUE_NOISE.items()} == {
+        "specks": 1.0,
+        "speck_share_of_mask": 1 / 901,
+    }
+
+
+def test_lesions_are_told_apart_by_their_share_of_the_image() -> None:
+    rows = []
+    for side in (5, 10, 20, 30):
+        truth = np.zeros((100, 100), bool)
+        truth[:side, :side] = True
+        rows.append(replace(ROW, **pixels_of(truth, truth, 1e-4)))
+    assert [len(at) for at in by_size(rows).values()] == [1, 2, 1]
+    assert metrics(rows)["by_size"]["small, under 1 %"]["gIoU"] == 1.0

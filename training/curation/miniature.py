@@ -62,6 +62,8 @@ _CHEXLOCALIZE_TASKS = {
     "atelectasis": "Atelectasis",
     "effusion": "Pleural Effusion",
 }
+# The number of the first patient in a split, as CheXpert counts them.
+_CHEXLOCALIZE_FIRST = {"val": 64541, "test": 64741}
 _OTHER_TASKS = ("Enlarged Cardiomediastinum", "Lung Lesion", "Pneumothorax", "Support Devices")
 
 
@@ -230,7 +232,8 @@ class _Writer:
         self._flaws.write(json.dumps({"kind": "review_unknown", "key": ORPHAN}) + "\n")
         self._instructions.write("}}\n")
         self._reviews.write("}\n")
-        _write_chexlocalize(self._places.chexlocalize, self._plan)
+        for split in _CHEXLOCALIZE_FIRST:
+            _write_chexlocalize(self._places.chexlocalize, self._plan, split)
 
     def _instruct(self, study: SyntheticStudy, record: Any) -> None:
         if study.split != self._split:
@@ -377,29 +380,36 @@ def _half(mask: np.ndarray) -> np.ndarray:
     return small > 0
 
 
-def _write_chexlocalize(folder: Path, plan: Plan) -> None:
-    """Studies of their own, as CheXlocalize's validation set: masks, polygons, labels, and radiographs where drawn."""
+def _write_chexlocalize(folder: Path, plan: Plan, split: str) -> None:
+    """Studies of their own, as CheXlocalize's splits: masks, polygons, labels, radiographs where drawn.
+
+    The test split has the masks of a second group of radiologists too, who draw larger or smaller and miss some.
+    """
     count = min(max(plan.studies // 20, 4), 200)
     masks: dict[str, Any] = {}
+    second: dict[str, Any] = {}
     polygons: dict[str, Any] = {}
     lines = []
-    others = Plan(max(count, FEWEST), plan.seed + 1_000_003, plan.images, min(plan.side, 512), 0.0)
+    seed = plan.seed + 1_000_003 + list(_CHEXLOCALIZE_FIRST).index(split)
+    others = Plan(max(count, FEWEST), seed, plan.images, min(plan.side, 512), 0.0)
+    pictures = {"val": "CheXpert-v1.0/valid", "test": "CheXpert-v1.0/test"}[split]
     for number, study in zip(range(count), others, strict=False):
         picture = draw(study.anatomy, study.lesions, np.random.default_rng((study.seed, study.index)))
-        name = f"patient{64541 + number}_study1_view1_frontal"
+        name = f"patient{_CHEXLOCALIZE_FIRST[split] + number}_study1_view1_frontal"
         size = list(study.size)
         found = {task: picture.findings.get(finding) for finding, task in _CHEXLOCALIZE_TASKS.items()}
         found |= dict.fromkeys(_OTHER_TASKS)
-        masks[name] = {
-            task: {"size": size, "counts": rle.encode(np.zeros(study.size, bool) if mask is None else mask)}
-            for task, mask in found.items()
+        masks[name] = {task: _localized(mask, study.size) for task, mask in found.items()}
+        second[name] = {
+            task: _localized(_redrawn(mask, (study.seed, study.index, place)), study.size)
+            for place, (task, mask) in enumerate(found.items())
         }
         polygons[name] = {"img_size": size}
         for task, mask in found.items():
             if mask is not None:
                 outlines, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
                 polygons[name][task] = [outline[:, 0].tolist() for outline in outlines]
-        path = f"CheXpert-v1.0/valid/{name.split('_')[0]}/study1/view1_frontal.jpg"
+        path = f"{pictures}/{name.split('_')[0]}/study1/view1_frontal.jpg"
         labels = {_CHEXLOCALIZE_TASKS.get(finding, "Pneumonia") for finding in study.present}
         labels = {"Lung Opacity" if label == "Airspace Opacity" else label for label in labels}
         lines.append(
@@ -407,8 +417,26 @@ def _write_chexlocalize(folder: Path, plan: Plan) -> None:
         )
         if plan.images:
             _write(folder / path, _encoded(".jpg", picture.grey, (cv2.IMWRITE_JPEG_QUALITY, 95)))
-    (folder / "gt_segmentations_val.json").write_text(json.dumps(masks), encoding="utf-8")
-    (folder / "gt_annotations_val.json").write_text(json.dumps(polygons), encoding="utf-8")
-    with _table(folder / "valid.csv", ("Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *CHEXPERT_LABELS)) as write:
+    (folder / f"gt_segmentations_{split}.json").write_text(json.dumps(masks), encoding="utf-8")
+    (folder / f"gt_annotations_{split}.json").write_text(json.dumps(polygons), encoding="utf-8")
+    if split == "test":
+        (folder / "hb_segmentations_test.json").write_text(json.dumps(second), encoding="utf-8")
+    table = folder / ("valid.csv" if split == "val" else "test_labels.csv")
+    with _table(table, ("Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *CHEXPERT_LABELS)) as write:
         for line in lines:
             write(line)
+
+
+def _localized(mask: np.ndarray | None, size: tuple[int, int]) -> dict[str, Any]:
+    return {"size": list(size), "counts": rle.encode(np.zeros(size, bool) if mask is None else mask)}
+
+
+def _redrawn(mask: np.ndarray | None, seed: tuple[int, ...]) -> np.ndarray | None:
+    """The mask as another person draws it: up to 4 % of the image wider or narrower; one in ten is missed."""
+    rng = np.random.default_rng(seed)
+    if mask is None or rng.random() < 0.1:
+        return None
+    steps = int(rng.integers(-4, 5) * max(mask.shape) / 100)
+    kernel = np.ones((2 * abs(steps) + 1,) * 2, np.uint8)
+    change = cv2.dilate if steps > 0 else cv2.erode
+    return np.asarray(change(mask.astype(np.uint8), kernel) > 0)

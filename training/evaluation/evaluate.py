@@ -8,20 +8,23 @@ the engine fails) is an error and ends the evaluation with a sentence: a missing
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import io
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from training.evaluation.metrics import Answered, boxes_of, metrics, pieces_of
+from training.evaluation.metrics import Answered, boxes_of, metrics, pixels_of
+from training.evaluation.predictions import PredictionWriter
 from training.evaluation.rows import Row, read_rows
 from xflow_core.bundles.loading import load_engine
 from xflow_core.domain.errors import CallError, EngineError
@@ -49,11 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--skip-unsupported", action="store_true")
+    parser.add_argument("--keep", type=Path, help="store the predictions in this folder, for `score` and `tables`")
     parser.add_argument("--lungs", type=Path, help="images with drawn lungs (pack-set's lungs.jsonl), for their boxes")
 
 
-def answer_rows(engine: Engine, rows: list[Row], stages: int, seed: int) -> Iterator[Answered]:
-    """The rows answered, image by image.
+def answer_rows(
+    engine: Engine, rows: list[Row], stages: int, seed: int, keep: PredictionWriter | None = None
+) -> Iterator[Answered]:
+    """The rows answered, image by image; their masks kept where a writer is given.
 
     Raises:
         XFlowError: a row cannot be answered.
@@ -61,10 +67,12 @@ def answer_rows(engine: Engine, rows: list[Row], stages: int, seed: int) -> Iter
     for path, asked in groupby(sorted(rows, key=lambda row: str(row.image)), key=lambda row: row.image):
         image = EncodedRadiograph(read_radiograph(path))
         for row in asked:
-            yield _answer(engine, image, row, stages, seed)
+            yield _answer(engine, image, row, stages, seed, keep)
 
 
-def _answer(engine: Engine, image: EncodedRadiograph, row: Row, stages: int, seed: int) -> Answered:
+def _answer(
+    engine: Engine, image: EncodedRadiograph, row: Row, stages: int, seed: int, keep: PredictionWriter | None
+) -> Answered:
     size = image.radiograph.record.size
     truth = row.truth(size)
     start = time.perf_counter()
@@ -85,8 +93,10 @@ def _answer(engine: Engine, image: EncodedRadiograph, row: Row, stages: int, see
             first |= step.mask.array
     stated = [(v.present, v.confidence) for v in presence.verdicts]
     known = [c if present else 1 - c for present, c in stated if c is not None]
+    probability = max(known) if len(known) == len(stated) else None
+    if keep is not None:
+        keep.add(row.id, mask, probability)
     speck = Limits().speck_share
-    count, specks, outside, speck_area = pieces_of(mask, speck, truth)
     predicted = [box.box for step in steps if isinstance(step, BoxesStep) for box in step.boxes]
     true = boxes_of(truth, speck)
     lungs = next(step for step in steps if isinstance(step, LungsStep)).lungs
@@ -98,16 +108,9 @@ def _answer(engine: Engine, image: EncodedRadiograph, row: Row, stages: int, see
         level=row.instruction.level,
         positive=row.mask is not None,
         returned=result.present,
-        probability=max(known) if len(known) == len(stated) else None,
-        intersection=int(np.count_nonzero(mask & truth)),
-        union=int(np.count_nonzero(mask | truth)),
-        area=int(np.count_nonzero(mask)),
+        probability=probability,
+        **pixels_of(mask, truth, speck),
         first_iou=mask_iou(first, truth) if result.present else None,
-        pieces=count,
-        true_pieces=pieces_of(truth, speck, truth)[0],
-        specks=specks,
-        specks_outside=outside,
-        speck_area=speck_area,
         boxes=len(predicted),
         true_boxes=len(true),
         box_hits=sum(any(t.iou(p) >= HIT for p in predicted) for t in true),
@@ -174,32 +177,43 @@ def run(arguments: argparse.Namespace) -> None:
     if not supported:
         raise CallError(f"The bundle {arguments.bundle!r} answers no row of {arguments.rows}.")
     answered = []
-    for row in answer_rows(engine, supported, arguments.stages, arguments.seed):
-        answered.append(row)
-        if len(answered) % 100 == 0:
-            LOG.info("%d of %d rows", len(answered), len(supported))
-    figures = {
+    with contextlib.ExitStack() as stack:
+        keep = None if arguments.keep is None else stack.enter_context(PredictionWriter(arguments.keep))
+        for row in answer_rows(engine, supported, arguments.stages, arguments.seed, keep):
+            answered.append(row)
+            if len(answered) % 100 == 0:
+                LOG.info("%d of %d rows", len(answered), len(supported))
+    facts = {
         "set": arguments.rows.name,
         "bundle": engine.identity.to_json(),
         "stages": arguments.stages,
         "left_out": left_out,
-        "notice": "not for clinical use",
-        **metrics(answered),
     }
     if arguments.lungs is not None:
-        figures["lung_box_iou_by_source"] = boxes = lung_boxes(engine, arguments.lungs)
-        figures["lung_box_iou"] = round(float(np.average([b["mean"] for b in boxes.values()])), 4)
+        boxes = lung_boxes(engine, arguments.lungs)
+        facts["lung_box_iou_by_source"] = boxes
+        facts["lung_box_iou"] = round(float(np.average([b["mean"] for b in boxes.values()])), 4)
+    title = f"{engine.identity.name} {engine.identity.version} on {arguments.rows.name}, all levels"
+    write_measured(arguments.out, answered, facts, title)
+
+
+def write_measured(out: Path, answered: Sequence[Answered], facts: dict[str, Any], title: str) -> None:
+    """``metrics.json`` (:func:`metrics` and the facts), ``per_row.csv`` and ``by_finding.png``.
+
+    Raises:
+        CallError: they cannot be written.
+    """
+    figures = {"notice": "not for clinical use", **metrics(answered), **facts}
     try:
-        arguments.out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise CallError(f"The folder {arguments.out} cannot be made: {problem.strerror}.") from None
+        raise CallError(f"The folder {out} cannot be made: {problem.strerror}.") from None
     table = io.StringIO()
     writer = csv.DictWriter(table, [*asdict(answered[0]), "iou"])
     writer.writeheader()
     for row in answered:
         writer.writerow({**asdict(row), "iou": round(row.iou, 4)})
-    write_whole(arguments.out / "per_row.csv", table.getvalue().encode())
-    write_whole(arguments.out / "metrics.json", (json.dumps(figures, indent=1) + "\n").encode())
-    title = f"{engine.identity.name} {engine.identity.version} on {arguments.rows.name}, all levels"
-    plot(arguments.out / "by_finding.png", figures["by_finding"], title)
+    write_whole(out / "per_row.csv", table.getvalue().encode())
+    write_whole(out / "metrics.json", (json.dumps(figures, indent=1) + "\n").encode())
+    plot(out / "by_finding.png", figures["by_finding"], title)
     LOG.info("gIoU %s, cIoU %s, F1 %s over %d rows", *(figures[k] for k in ("gIoU", "cIoU", "F1", "n")))

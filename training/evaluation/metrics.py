@@ -10,19 +10,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cv2
 import numpy as np
 from scipy import ndimage
 
 from xflow_core.domain.geometry import Box
+
+LEVELS = ("chest", "lung", "zone")
+# By the truth's share of the image. On a frontal chest radiograph 1 % is a coin, 5 % about a third of one lung.
+SIZES = {"small, under 1 %": (0.0, 0.01), "medium, 1 to 5 %": (0.01, 0.05), "large, 5 % and more": (0.05, 1.1)}
 
 
 @dataclass(frozen=True)
 class Answered:
     """One row with what was answered.
 
-    intersection, union, true_area, area: pixels. probability: that the finding is present. first_iou: of the mask
-    before any click. pieces: 8-connected pieces of the answer and of the truth; specks, specks_outside, speck_area: of
-    the answer. box_hits: true boxes met by a predicted box of IoU 0.3; box_right: predicted boxes that meet a true one.
+    intersection, union, area: pixels; pixels: of the image. probability: that the finding is present. pieces: the
+    8-connected ones of the answer and of the truth; specks, specks_outside, speck_area: of the answer; true_specks,
+    true_speck_area: of the truth. first_iou: of the mask before any click. box_hits: true boxes met by a predicted box
+    of IoU 0.3; box_right: predicted boxes that meet a true one. What a stored mask cannot tell is zero or None.
     """
 
     id: str
@@ -35,39 +41,62 @@ class Answered:
     intersection: int
     union: int
     area: int
-    first_iou: float | None
     pieces: int
     true_pieces: int
     specks: int
     specks_outside: int
     speck_area: int
-    boxes: int
-    true_boxes: int
-    box_hits: int
-    box_right: int
-    lung_box_iou: float | None
-    seconds: float
+    true_specks: int = 0
+    true_speck_area: int = 0
+    pixels: int = 0
+    first_iou: float | None = None
+    boxes: int = 0
+    true_boxes: int = 0
+    box_hits: int = 0
+    box_right: int = 0
+    lung_box_iou: float | None = None
+    seconds: float | None = None
 
     @property
     def iou(self) -> float:
         return self.intersection / self.union if self.union else 1.0
 
-
-def f1(rows: Sequence[Answered]) -> float | None:
-    """2 TP / (2 TP + FP + FN); None without a positive or returned row."""
-    both = sum(row.positive and row.returned for row in rows)
-    total = sum(row.positive for row in rows) + sum(row.returned for row in rows)
-    return 2 * both / total if total else None
+    @property
+    def true_area(self) -> int:
+        return self.union - self.area + self.intersection
 
 
-def giou(rows: Sequence[Answered]) -> float | None:
-    positive = [row.iou for row in rows if row.positive]
-    return float(np.mean(positive)) if positive else None
+@dataclass(frozen=True)
+class Ratio:
+    """A measure that is one sum over rows divided by another: the paper's all are. None where the second is zero."""
+
+    numerator: Callable[[Answered], float]
+    denominator: Callable[[Answered], float]
+
+    def __call__(self, rows: Sequence[Answered]) -> float | None:
+        return share(sum(map(self.numerator, rows)), sum(map(self.denominator, rows)))
 
 
-def ciou(rows: Sequence[Answered]) -> float | None:
-    union = sum(row.union for row in rows if row.positive)
-    return sum(row.intersection for row in rows if row.positive) / union if union else None
+giou = Ratio(lambda row: row.iou * row.positive, lambda row: row.positive)
+ciou = Ratio(lambda row: row.intersection * row.positive, lambda row: row.union * row.positive)
+# 2 TP / (2 TP + FP + FN).
+f1 = Ratio(lambda row: 2 * (row.positive and row.returned), lambda row: row.positive + row.returned)
+MEASURES = {"gIoU": giou, "cIoU": ciou, "F1": f1}
+
+# Table 3, over positive rows; the share is of all predicted pixels. A positive row without a mask counts as one of no
+# pieces.
+NOISE = {
+    "delta_components": Ratio(lambda row: (row.pieces - row.true_pieces) * row.positive, lambda row: row.positive),
+    "specks": Ratio(lambda row: row.specks * row.positive, lambda row: row.positive),
+    "specks_outside_truth": Ratio(lambda row: row.specks_outside * row.positive, lambda row: row.positive),
+    "speck_share_of_mask": Ratio(lambda row: row.speck_area * row.positive, lambda row: row.area * row.positive),
+}
+TRUE_NOISE = {
+    "specks": Ratio(lambda row: row.true_specks * row.positive, lambda row: row.positive),
+    "speck_share_of_mask": Ratio(
+        lambda row: row.true_speck_area * row.positive, lambda row: row.true_area * row.positive
+    ),
+}
 
 
 def area_under_roc(truth: Sequence[bool], score: Sequence[float]) -> float | None:
@@ -88,7 +117,7 @@ def auc(rows: Sequence[Answered]) -> float | None:
 
 def over_levels(rows: Sequence[Answered], measure: Callable[[Sequence[Answered]], float | None]) -> float | None:
     """The mean of a measure over the levels that have it, with equal weight."""
-    values = [measure([row for row in rows if row.level == level]) for level in ("chest", "lung", "zone")]
+    values = [measure([row for row in rows if row.level == level]) for level in LEVELS]
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
@@ -111,26 +140,20 @@ def metrics(rows: Sequence[Answered]) -> dict[str, Any]:
     return _rounded(
         {
             "n": len(rows),
-            "gIoU": over_levels(rows, giou),
-            "cIoU": over_levels(rows, ciou),
-            "F1": over_levels(rows, f1),
+            **{name: over_levels(rows, measure) for name, measure in MEASURES.items()},
+            "intervals": {name: interval(rows, measure, averaged=True) for name, measure in MEASURES.items()},
             "lung_box_iou": mean([row.lung_box_iou for row in rows if row.lung_box_iou is not None]),
             "by_level": {
-                level: {"n": len(at), "gIoU": giou(at), "cIoU": ciou(at), "F1": f1(at)}
-                for level in ("chest", "lung", "zone")
+                level: {"n": len(at), **_measured(at)}
+                for level in LEVELS
                 if (at := [row for row in rows if row.level == level])
             },
             "by_finding": {name: _finding([row for row in rows if row.finding == name]) for name in findings},
             "by_finding_lung": {
                 name: _finding(at) for name in findings if (at := [row for row in lungs if row.finding == name])
             },
-            "noise": {
-                "n": len(returned),
-                "delta_components": mean([row.pieces - row.true_pieces for row in returned]),
-                "specks": mean([row.specks for row in returned]),
-                "specks_outside_truth": mean([row.specks_outside for row in returned]),
-                "speck_share_of_mask": share(sum(r.speck_area for r in returned), sum(r.area for r in returned)),
-            },
+            "by_size": {name: {"n": len(at), **_measured(at)} for name, at in by_size(rows).items() if at},
+            "noise": {"n": len(returned), **{name: measure(returned) for name, measure in NOISE.items()}},
             "revision": {
                 "n": len(revised),
                 "iou_before": mean([row.first_iou or 0.0 for row in revised]),
@@ -138,9 +161,22 @@ def metrics(rows: Sequence[Answered]) -> dict[str, Any]:
                 "improved": share(int((gains > 0.005).sum()), len(gains)),
                 "worsened": share(int((gains < -0.005).sum()), len(gains)),
             },
-            "seconds_per_row": mean([row.seconds for row in rows]),
+            "seconds_per_row": mean([row.seconds for row in rows if row.seconds is not None]),
         }
     )
+
+
+def by_size(rows: Sequence[Answered]) -> dict[str, list[Answered]]:
+    """The positive rows by the share of the image that the truth takes (:data:`SIZES`)."""
+    known = [row for row in rows if row.positive and row.pixels]
+    return {
+        name: [row for row in known if low <= row.true_area / row.pixels < high] for name, (low, high) in SIZES.items()
+    }
+
+
+def _measured(rows: Sequence[Answered]) -> dict[str, Any]:
+    found: dict[str, Any] = {name: measure(rows) for name, measure in MEASURES.items()}
+    return {**found, "intervals": {name: interval(rows, measure) for name, measure in MEASURES.items()}}
 
 
 def _finding(rows: Sequence[Answered]) -> dict[str, Any]:
@@ -156,22 +192,70 @@ def _finding(rows: Sequence[Answered]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """The two sums of a ratio by image and level, so that a resample of the images is one product of matrices.
+
+    numerators, denominators: float ``[images, levels]``; one level where the levels are not averaged.
+    """
+
+    images: tuple[str, ...]
+    numerators: np.ndarray
+    denominators: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Sequence[Answered], measure: Ratio, averaged: bool) -> Sums:
+        place = {image: k for k, image in enumerate(dict.fromkeys(row.image for row in rows))}
+        numerators, denominators = np.zeros((2, len(place), len(LEVELS) if averaged else 1))
+        for row in rows:
+            at = place[row.image], LEVELS.index(row.level) if averaged else 0
+            numerators[at] += measure.numerator(row)
+            denominators[at] += measure.denominator(row)
+        return cls(tuple(place), numerators, denominators)
+
+    def at(self, weights: np.ndarray) -> np.ndarray:
+        """The measure for each of the weightings ``[draws, images]``: ``[draws]``, NaN where it is not defined."""
+        return averaged_ratio(weights @ self.numerators, weights @ self.denominators)
+
+
+def averaged_ratio(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
+    """The ratios' mean over the levels ``[.., levels]`` that have one; NaN where none has."""
+    known = denominators > 0
+    ratios = np.divide(numerators, denominators, out=np.zeros_like(numerators), where=known)
+    count = known.sum(-1)
+    return np.divide(ratios.sum(-1), count, out=np.full(count.shape, np.nan), where=count > 0)
+
+
+def resamples(images: int, draws: int, seed: int = 0) -> np.ndarray:
+    """How often each image is drawn, ``[draws, images]``, with replacement."""
+    return np.random.default_rng(seed).multinomial(images, np.full(images, 1 / images), size=draws).astype(float)
+
+
 def interval(
-    rows: Sequence[Answered], measure: Callable[[Sequence[Answered]], float | None], draws: int = 300
+    rows: Sequence[Answered],
+    measure: Callable[[Sequence[Answered]], float | None],
+    averaged: bool = False,
+    draws: int | None = None,
 ) -> list[float] | None:
-    """95 % bootstrap interval, images drawn with replacement."""
-    by_image: dict[str, list[Answered]] = {}
-    for row in rows:
-        by_image.setdefault(row.image, []).append(row)
-    images = list(by_image.values())
-    rng = np.random.default_rng(0)
-    values = []
-    for _ in range(draws):
-        drawn = [row for k in rng.integers(0, len(images), len(images)) for row in images[k]]
-        value = measure(drawn)
-        if value is not None:
-            values.append(value)
-    return [float(v) for v in np.percentile(values, (2.5, 97.5))] if values else None
+    """95 % bootstrap interval, images drawn with replacement: 2,000 times for a ratio, 300 for any other measure.
+
+    averaged: of the mean over the levels (:func:`over_levels`); for ratios alone.
+    """
+    if not rows:
+        return None
+    if isinstance(measure, Ratio):
+        sums = Sums.of(rows, measure, averaged)
+        values = sums.at(resamples(len(sums.images), draws or 2000))
+    else:
+        by_image: dict[str, list[Answered]] = {}
+        for row in rows:
+            by_image.setdefault(row.image, []).append(row)
+        images = list(by_image.values())
+        weights = resamples(len(images), draws or 300).astype(int)
+        found = [measure([row for k, n in enumerate(drawn) for row in images[k] * n]) for drawn in weights]
+        values = np.array([np.nan if value is None else value for value in found])
+    values = values[~np.isnan(values)]
+    return [float(v) for v in np.percentile(values, (2.5, 97.5))] if values.size else None
 
 
 def _rounded(value: Any) -> Any:
@@ -185,11 +269,31 @@ def _rounded(value: Any) -> Any:
 def pieces_of(mask: np.ndarray, speck_share: float, truth: np.ndarray) -> tuple[int, int, int, int]:
     """8-connected pieces of a mask, its specks (under ``speck_share`` of the image), those outside the truth, and the
     specks' pixels (paper, Table 3)."""
-    labels, count = ndimage.label(mask, np.ones((3, 3)))
-    areas = np.bincount(labels.ravel(), minlength=count + 1)[1:]
-    met = np.bincount(labels[truth].ravel(), minlength=count + 1)[1:]
+    count, labels, facts, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)
+    areas = facts[1:, cv2.CC_STAT_AREA]
+    met = np.bincount(labels[truth & mask], minlength=count)[1:]
     specks = areas < speck_share * mask.size
-    return count, int(specks.sum()), int((specks & (met == 0)).sum()), int(areas[specks].sum())
+    return count - 1, int(specks.sum()), int((specks & (met == 0)).sum()), int(areas[specks].sum())
+
+
+def pixels_of(mask: np.ndarray, truth: np.ndarray, speck_share: float) -> dict[str, int]:
+    """What :class:`Answered` holds of an answer's mask and the truth, both bool ``[H, W]``."""
+    pieces, specks, outside, speck_area = pieces_of(mask, speck_share, truth) if mask.any() else (0, 0, 0, 0)
+    true_pieces, true_specks, _, true_speck_area = pieces_of(truth, speck_share, truth) if truth.any() else (0, 0, 0, 0)
+    both, area, true_area = (int(np.count_nonzero(part)) for part in (mask & truth, mask, truth))
+    return {
+        "intersection": both,
+        "union": area + true_area - both,
+        "area": area,
+        "pieces": pieces,
+        "true_pieces": true_pieces,
+        "specks": specks,
+        "specks_outside": outside,
+        "speck_area": speck_area,
+        "true_specks": true_specks,
+        "true_speck_area": true_speck_area,
+        "pixels": mask.size,
+    }
 
 
 def boxes_of(mask: np.ndarray, least_share: float) -> list[Box]:

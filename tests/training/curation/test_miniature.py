@@ -88,6 +88,9 @@ def test_every_layout_is_the_publishers(drawn: Miniature) -> None:
     assert {path.name for path in sources.chexlocalize.glob("*.json")} == {
         "gt_segmentations_val.json",
         "gt_annotations_val.json",
+        "gt_segmentations_test.json",
+        "gt_annotations_test.json",
+        "hb_segmentations_test.json",
     }
 
 
