@@ -10,21 +10,17 @@ import pytest
 from PIL import Image
 
 from training.__main__ import main
+from training.evaluation.predictions import PredictionWriter
 from xflow_core.export.files import write_mask
 
 SIZE = (120, 100)
 SYSTEMS = ("xflow", "rosalia")
 
 
-def write_answers(folder: Path, masks: dict[str, np.ndarray | None]) -> None:
-    """A system's answers in the exchange format."""
-    (folder / "predictions").mkdir(parents=True)
-    lines = []
-    for row, mask in masks.items():
-        lines.append(json.dumps({"id": row, "present": mask is not None}) + "\n")
-        if mask is not None:
-            write_mask(folder / "predictions" / f"{row}.png", mask)
-    (folder / "presence.jsonl").write_text("".join(lines))
+def write_answers(folder: Path, masks: dict[str, np.ndarray]) -> None:
+    with PredictionWriter(folder) as writer:
+        for row, mask in masks.items():
+            writer.add(row, mask)
 
 
 @pytest.fixture
@@ -42,7 +38,7 @@ def rows(tmp_path: Path) -> Path:
         negative = k == "negative"
         if not negative:
             write_mask(tmp_path / f"{identity}-truth.png", mask)
-        answers["xflow"][identity] = None if k == "missed" else np.roll(mask, 2, axis=0)
+        answers["xflow"][identity] = np.roll(mask, 2, axis=0) & (k != "missed")
         answers["rosalia"][identity] = np.roll(mask, 9, axis=1)
         lines.append(
             {

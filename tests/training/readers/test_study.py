@@ -145,7 +145,7 @@ def test_a_systems_missing_answer_is_an_error_and_no_absence(rows: Path, capsys:
     systems = [word for name in ("xflow", "rosalia") for word in ("--system", f"{name}={rows.parent / name}")]
     with pytest.raises(SystemExit):
         main([*call, *systems, "--out", str(rows.parent / "out")])
-    assert "rosalia for row chest-0 cannot be read" in capsys.readouterr().err
+    assert "rosalia for row chest-0 is no readable picture" in capsys.readouterr().err
     assert not (rows.parent / "out" / "key.json").exists()
 
 

@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from training.evaluation.predictions import image_size
 from training.evaluation.rows import Row, read_rows
 from xflow_core.domain.errors import CallError
 from xflow_core.export.files import open_whole, write_whole
@@ -114,8 +115,7 @@ def run(arguments: argparse.Namespace) -> None:
     rows = read_rows(arguments.rows)
 
     def rankable(row: Row) -> bool:
-        display = read_radiograph(row.image).display
-        size = (display.shape[0], display.shape[1])
+        size = image_size(row)
         return all(system.mask(row, size) is not None for system in systems)
 
     seed = secrets.randbits(64) if arguments.seed is None else arguments.seed

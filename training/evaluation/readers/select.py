@@ -3,14 +3,13 @@ system returned a mask, equally many of each finding and level."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from training.evaluation.predictions import Stated, mask_file, read_mask, read_presence
 from training.evaluation.rows import Row
 from xflow_core.domain.errors import CallError
 from xflow_core.domain.findings import FINDINGS, LEVELS
@@ -25,53 +24,33 @@ CELLS = tuple(
 
 @dataclass(frozen=True)
 class System:
-    """A system's stored answers: ``presence.jsonl`` (``{"id", "present", ..}`` a line) and ``predictions/<row id>.png``
-    of the source size, 0 and 255."""
+    """A system and its stored predictions (:mod:`training.evaluation.predictions`)."""
 
     name: str
     folder: Path
-    present: frozenset[str]
-    known: frozenset[str]
+    stated: dict[str, Stated]
 
     @classmethod
     def read(cls, name: str, folder: Path) -> System:
-        """Raises CallError: the answers are missing or not well formed."""
-        path = folder / "presence.jsonl"
-        present, known = set(), set()
-        number = 0
-        try:
-            for line in path.read_text(encoding="utf-8").splitlines():
-                number += 1
-                if line.strip():
-                    entry = json.loads(line)
-                    known.add(str(entry["id"]))
-                    if entry["present"]:
-                        present.add(str(entry["id"]))
-        except OSError as problem:
-            raise CallError(f"The answers of {name} cannot be read: {path} ({problem.strerror}).") from None
-        except (ValueError, KeyError, TypeError):
-            raise CallError(f'Line {number} of {path} is no answer; it needs "id" and "present".') from None
-        return cls(name, folder, frozenset(present), frozenset(known))
+        """Raises CallError: the predictions are missing or not well formed."""
+        return cls(name, folder, read_presence(folder))
 
     def mask(self, row: Row, size: tuple[int, int]) -> np.ndarray | None:
-        """bool ``[H, W]``; None where the system called the finding absent or its mask has no pixel.
+        """bool ``[H, W]``; None where the system called the finding absent.
 
         Raises:
-            CallError: there is no answer to the row, or its mask is missing, unreadable or of another size.
+            CallError: there is no answer to the row, or its mask is missing, unreadable, empty or of another size.
         """
-        if row.id not in self.known:
+        if row.id not in self.stated:
             raise CallError(f"{self.name} has no answer to row {row.id} in {self.folder}.")
-        if row.id not in self.present:
+        if not self.stated[row.id].present:
             return None
-        path = self.folder / "predictions" / f"{row.id}.png"
-        try:
-            with Image.open(path) as picture:
-                mask = np.asarray(picture.convert("L")) > 127
-        except OSError as problem:
-            raise CallError(f"The mask of {self.name} for row {row.id} cannot be read: {path} ({problem}).") from None
+        mask = read_mask(mask_file(self.folder, row.id), f"{self.name} for row {row.id}")
         if mask.shape != size:
             raise CallError(f"The mask of {self.name} for row {row.id} is {mask.shape}, its image {size}.")
-        return mask if mask.any() else None
+        if not mask.any():
+            raise CallError(f"The mask of {self.name} for row {row.id} is empty, and stated as present.")
+        return mask
 
 
 def select_cases(
