@@ -38,8 +38,8 @@ def reliability(rows: Sequence[Answered], bins: int = BINS) -> list[dict[str, An
 def calibration_error(rows: Sequence[Answered], bins: int = BINS) -> float | None:
     """The expected calibration error (Naeini et al. 2015): |stated - observed| over the bins, weighted by n.
 
-    It is never below zero, so chance alone raises it in small sets, and more so in their resamples: it is stated without
-    a bootstrap interval, which would lie too high.
+    It is never below zero, so chance alone raises it in small sets, and more so in their resamples; it has no
+    bootstrap interval, which would lie too high.
     """
     probability, truth = known_of(rows)
     if not probability.size:
