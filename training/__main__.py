@@ -37,6 +37,7 @@ COMMANDS = {
     "readers analyse": "training.evaluation.readers.analyse",
     "guards": "training.evaluation.guards",
     "honesty": "training.evaluation.honesty",
+    "safety": "training.evaluation.safety",
 }
 
 
