@@ -218,7 +218,7 @@ def plots(figures: dict[str, Any], answered: Sequence[Answered]) -> list[tuple[s
         for x, y, part in zip(stated, observed, bins, strict=True):
             axes.annotate(str(part["n"]), (x, y), textcoords="offset points", xytext=(6, 4), fontsize=7)
         error = calibration["calibration_error"]
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="stated probability", ylabel="share of positive rows")
+        axes.set(xlim=(-0.03, 1.08), ylim=(-0.03, 1.08), xlabel="stated probability", ylabel="share of positive rows")
         axes.set_title(f"Reliability; calibration error {error:.3f}, n in the plot", fontsize=10)
         keep(figure, "reliability")
     return found
