@@ -1,0 +1,109 @@
+"""A table as Markdown, LaTeX and CSV. A published number and a measured one never share a row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xflow_core.domain.errors import NotWritten
+from xflow_core.export.files import write_whole
+
+PUBLISHED = "published"
+NOTICE = (
+    "Not for clinical use. Rows marked 'published' are the paper's (arXiv 2609.34513); none of them was measured here."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number, with its interval where there is one; a dash without a value."""
+
+    value: float | None
+    interval: Sequence[float] | None = None
+    digits: int = 3
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return "-"
+        if self.interval is None:
+            return f"{self.value:.{self.digits}f}"
+        low, high = self.interval
+        return f"{self.value:.{self.digits}f} [{low:.{self.digits}f}, {high:.{self.digits}f}]"
+
+
+@dataclass(frozen=True)
+class Table:
+    """name: of its files. columns: of all rows; each row has a cell for every one.
+
+    Raises:
+        ValueError: a row has another number of cells.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | Cell, ...], ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"A row of {self.name} has {len(row)} cells for {len(self.columns)} columns.")
+
+    def markdown(self) -> str:
+        lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
+        body = "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+        return f"**{self.title}**\n\n{body}\n\n{' '.join((self.note, NOTICE)).strip()}\n"
+
+    def latex(self) -> str:
+        lines = [" & ".join(map(_escaped, self.columns)) + r" \\ \midrule"]
+        lines += [" & ".join(map(_escaped, row)) + r" \\" for row in self.rows]
+        return (
+            "\\begin{table}\n\\caption{" + _escaped(f"{self.title}. {self.note} {NOTICE}") + "}\n"
+            "\\begin{tabular}{" + "l" * len(self.columns) + "}\n\\toprule\n"
+            + "\n".join(lines)
+            + "\n\\bottomrule\n\\end{tabular}\n\\end{table}\n"
+        )  # fmt: skip
+
+    def csv(self) -> str:
+        """Numbers in full; a column that has intervals is followed by its ends."""
+        wide = [
+            any(isinstance(row[k], Cell) and row[k].interval for row in self.rows) for k in range(len(self.columns))
+        ]  # type: ignore[union-attr]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        header: list[str] = []
+        for column, ends in zip(self.columns, wide, strict=True):
+            header += [column, f"{column} low", f"{column} high"] if ends else [column]
+        writer.writerow(header)
+        for row in self.rows:
+            line: list[str | float] = []
+            for cell, ends in zip(row, wide, strict=True):
+                if isinstance(cell, str):
+                    line += [cell, "", ""] if ends else [cell]
+                else:
+                    value = "" if cell.value is None else cell.value
+                    line += [value, *(cell.interval or ("", ""))] if ends else [value]
+            writer.writerow(line)
+        return out.getvalue()
+
+    def write(self, folder: Path) -> None:
+        """``<name>.md``, ``.tex`` and ``.csv``.
+
+        Raises:
+            NotWritten: they cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise NotWritten(f"{folder} cannot be made: {problem.strerror or problem}.") from None
+        for ending, text in (("md", self.markdown()), ("tex", self.latex()), ("csv", self.csv())):
+            write_whole(folder / f"{self.name}.{ending}", text.encode())
+
+
+def _escaped(cell: str | Cell) -> str:
+    return re.sub(r"([&%#_{}$])", r"\\\1", " ".join(str(cell).split()))
