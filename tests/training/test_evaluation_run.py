@@ -55,6 +55,7 @@ def evaluate(rows: Path, out: Path, *options: str) -> dict[str, object]:
     return figures
 
 
+@pytest.mark.timeout(900)
 def test_a_stopped_evaluation_goes_on_and_a_batch_answers_the_same(rows: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     figures = evaluate(rows, out)

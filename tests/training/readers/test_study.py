@@ -20,6 +20,7 @@ from training.evaluation.readers.models import davidson_probabilities
 from training.evaluation.readers.rankings import Rankings, fleiss_kappa, kendall_w, read_rankings
 from training.evaluation.readers.select import CELLS, TRUTH, select_cases
 from training.evaluation.rows import Row
+from training.evaluation.tables import read_study
 from xflow_core.domain.errors import CallError
 from xflow_core.domain.instruction import Instruction
 
@@ -196,7 +197,16 @@ def test_table_4_from_the_sheets(study: Path, tmp_path: Path, capsys: pytest.Cap
         strengths = [part["value"] for part in figures["models"][name]["log_strengths"].values()]
         assert sum(strengths) == pytest.approx(0, abs=1e-6)
     assert "18 of 18 rankings" in capsys.readouterr().out
-    assert {path.name for path in out.iterdir()} == {"results.json", "table.md", "table.tex", "table.csv"}
+    assert {path.name for path in out.iterdir()} == {
+        "results.json",
+        "fits.json",
+        "table.md",
+        "table.tex",
+        "table.csv",
+    }
+    study_of_tables = read_study(out / "fits.json")
+    assert study_of_tables["systems"].keys() == {"truth", "xflow", "rosalia"}
+    assert study_of_tables["systems"]["truth"]["mean_rank"] == pytest.approx(5.5 / 3)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """``python -m training readers analyse --key KEY.json --out DIR ANSWERS.csv ..``
 
-Opens the key, reads the readers' answers and writes ``results.json`` and Table 4 of the paper as ``table.md``,
-``table.tex`` and ``table.csv``: log-strengths of Davidson's and Rao and Kupper's models with 95 % bootstrap intervals
-over cases, mean ranks, the tie rate, and how far the readers agree."""
+Opens the key, reads the readers' answers and writes ``results.json``, ``fits.json`` for ``python -m training tables
+--reader-study``, and Table 4 of the paper as ``table.md``, ``table.tex`` and ``table.csv``: log-strengths of Davidson's
+and Rao and Kupper's models with 95 % bootstrap intervals over cases, mean ranks, the tie rate, and how far the readers
+agree."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ from .models import (
     rao_kupper_probabilities,
 )
 from .rankings import Rankings, agreement, fleiss_kappa, read_rankings
+from .select import TRUTH
 
 DRAWS = 2000
 
@@ -118,6 +120,26 @@ def results(rankings: Rankings, draws: int = DRAWS, seed: int = 0) -> dict[str, 
     }
 
 
+def fits_of(figures: dict[str, Any]) -> dict[str, Any]:
+    """What ``python -m training tables --reader-study`` reads; the ground truth is called "truth" there."""
+
+    def of(model: str, system: str) -> list[float]:
+        part = figures["models"][model]["log_strengths"][system]
+        return [part["value"], *(part["interval"] or [part["value"]] * 2)]
+
+    return {
+        "rankings": figures["rankings"],
+        "systems": {
+            "truth" if system == TRUTH else system: {
+                "davidson": of("Davidson", system),
+                "rao_kupper": of("Rao-Kupper", system),
+                "mean_rank": figures["mean_ranks"][system]["value"],
+            }
+            for system in figures["systems"]
+        },
+    }
+
+
 def _interval(values: np.ndarray) -> list[float] | None:
     return [float(v) for v in np.percentile(values, (2.5, 97.5))] if values.size else None
 
@@ -191,6 +213,7 @@ def run(arguments: argparse.Namespace) -> None:
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows(table_rows(figures))
     write_whole(arguments.out / "results.json", (json.dumps(figures, indent=1, allow_nan=False) + "\n").encode())
+    write_whole(arguments.out / "fits.json", (json.dumps(fits_of(figures), indent=1, allow_nan=False) + "\n").encode())
     write_whole(arguments.out / "table.md", markdown(figures).encode())
     write_whole(arguments.out / "table.tex", latex(figures).encode())
     write_whole(arguments.out / "table.csv", stream.getvalue().encode())
