@@ -39,6 +39,7 @@ COMMANDS = {
     "baselines write": "training.baselines.write",
     "baselines read": "training.baselines.read",
     "tables": "training.evaluation.tables",
+    "baselines rosalia-training": "training.baselines.rosalia_training",
     "guards": "training.evaluation.guards",
     "honesty": "training.evaluation.honesty",
     "safety": "training.evaluation.safety",
