@@ -33,6 +33,8 @@ COMMANDS = {
     "evaluate": "training.evaluation.evaluate",
     "score": "training.evaluation.score",
     "evaluate-prompts": "training.evaluation.evaluate_prompts",
+    "readers prepare": "training.evaluation.readers.prepare",
+    "readers analyse": "training.evaluation.readers.analyse",
     "baselines list": "training.baselines.list",
     "baselines write": "training.baselines.write",
     "baselines read": "training.baselines.read",
@@ -40,6 +42,7 @@ COMMANDS = {
     "baselines rosalia-training": "training.baselines.rosalia_training",
     "guards": "training.evaluation.guards",
     "honesty": "training.evaluation.honesty",
+    "safety": "training.evaluation.safety",
 }
 
 

@@ -1,42 +1,47 @@
-"""``python -m training evaluate --set SET.jsonl --bundle NAME --out DIR [--stages 1|2]``
+"""``python -m training evaluate --set SET.jsonl --bundle NAME --out DIR [--stages 1|2] [--resume]``
 
-Answers every row with a bundle and writes ``metrics.json``, ``per_row.csv`` and ``by_finding.png`` into DIR. An image
-is encoded once for all its rows. A row that cannot be answered (the bundle lacks the finding, an image is unreadable,
-the engine fails) is an error and ends the evaluation with a sentence: a missing prediction is never an "absent".
-``--skip-unsupported`` leaves out, and counts, the rows of findings that the bundle does not answer."""
+Answers every row with a bundle and writes ``metrics.json``, ``per_row.csv``, ``by_finding.png``, the trace of every
+row under ``traces/`` and ``report.html`` into DIR, a page to be opened in any browser: the figures, plots and the worst
+cases. ``--resume`` takes the traces of an earlier run that was stopped. ``--workers`` and ``--ray`` answer through
+``xflow batch``; otherwise an image is encoded once for all its rows. A row that cannot be answered (the bundle lacks
+the finding, an image is unreadable, the engine fails) is an error and ends the evaluation with a sentence: a missing
+prediction is never an "absent". ``--skip-unsupported`` leaves out, and counts, the rows of findings that the bundle
+does not answer."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import csv
+import functools
 import io
 import json
 import logging
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from training.evaluation.answering import Asking, answers
+from training.evaluation.calibration import calibration
 from training.evaluation.metrics import Answered, boxes_of, metrics, pixels_of
 from training.evaluation.predictions import PredictionWriter
+from training.evaluation.report import page, worst_cases
 from training.evaluation.rows import Row, read_rows
 from xflow_core.bundles.loading import load_engine
-from xflow_core.domain.errors import CallError, EngineError
+from xflow_core.bundles.manifest import find_bundle
+from xflow_core.domain.errors import CallError
 from xflow_core.domain.findings import LUNGS
 from xflow_core.domain.geometry import Box, mask_iou
 from xflow_core.domain.instruction import parse_instruction
-from xflow_core.domain.trace import BoxesStep, LungsStep, MaskStep, PresenceStep, ResultStep
-from xflow_core.export.files import write_whole
+from xflow_core.domain.trace import BoxesStep, LungsStep, MaskStep, PresenceStep, ResultStep, Trace
+from xflow_core.export.files import read_trace, write_whole
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import read_radiograph
-from xflow_core.workflow.engine import Engine
-from xflow_core.workflow.session import Limits, Session
+from xflow_core.workflow.engine import Engine, check_answered
+from xflow_core.workflow.session import Limits
 
 LOG = logging.getLogger(__name__)
 
@@ -51,55 +56,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--resume", action="store_true", help="take the answers of a stopped run that are in OUT")
+    parser.add_argument("--workers", type=int, default=1, help="more than one: answer through xflow batch")
+    parser.add_argument("--ray", help="the address of a Ray cluster to answer on; it must see all paths")
     parser.add_argument("--skip-unsupported", action="store_true")
     parser.add_argument("--keep", type=Path, help="store the predictions in this folder, for `score` and `tables`")
     parser.add_argument("--lungs", type=Path, help="images with drawn lungs (pack-set's lungs.jsonl), for their boxes")
 
 
-def answer_rows(
-    engine: Engine, rows: list[Row], stages: int, seed: int, keep: PredictionWriter | None = None
-) -> Iterator[Answered]:
-    """The rows answered, image by image; their masks kept where a writer is given.
+def answered_of(row: Row, trace: Trace) -> Answered:
+    """What the figures need of an answer.
 
     Raises:
-        XFlowError: a row cannot be answered.
+        CallError: the row's true mask cannot be read, or is of another size.
     """
-    for path, asked in groupby(sorted(rows, key=lambda row: str(row.image)), key=lambda row: row.image):
-        image = EncodedRadiograph(read_radiograph(path))
-        for row in asked:
-            yield _answer(engine, image, row, stages, seed, keep)
-
-
-def _answer(
-    engine: Engine, image: EncodedRadiograph, row: Row, stages: int, seed: int, keep: PredictionWriter | None
-) -> Answered:
-    size = image.radiograph.record.size
+    size = trace.image.size
     truth = row.truth(size)
-    start = time.perf_counter()
-    session = Session(engine, image, row.instruction, stages=stages, seed=seed)
-    try:
-        steps = list(session.run())
-    except EngineError as problem:
-        raise EngineError(f"Row {row.id}: {problem}") from problem
-    seconds = time.perf_counter() - start
-
-    result = steps[-1]
-    presence = next(step for step in steps if isinstance(step, PresenceStep))
-    assert isinstance(result, ResultStep)
+    result, presence = trace.last(ResultStep), trace.last(PresenceStep)
     mask = np.zeros(size, bool) if result.mask is None else result.mask.array
     first = np.zeros(size, bool)
-    for step in steps:
+    for step in trace.steps:
         if isinstance(step, MaskStep) and step.turn == 0:
             first |= step.mask.array
-    stated = [(v.present, v.confidence) for v in presence.verdicts]
-    known = [c if present else 1 - c for present, c in stated if c is not None]
-    probability = max(known) if len(known) == len(stated) else None
-    if keep is not None:
-        keep.add(row.id, mask, probability)
     speck = Limits().speck_share
-    predicted = [box.box for step in steps if isinstance(step, BoxesStep) for box in step.boxes]
+    predicted = [box.box for step in trace.steps if isinstance(step, BoxesStep) for box in step.boxes]
     true = boxes_of(truth, speck)
-    lungs = next(step for step in steps if isinstance(step, LungsStep)).lungs
+    lungs = trace.last(LungsStep).lungs
     matched = [lung.box.iou(row.lungs[lung.label]) for lung in lungs if row.lungs and lung.label in row.lungs]
     return Answered(
         id=row.id,
@@ -108,7 +90,7 @@ def _answer(
         level=row.instruction.level,
         positive=row.mask is not None,
         returned=result.present,
-        probability=probability,
+        probability=probability_of(presence),
         **pixels_of(mask, truth, speck),
         first_iou=mask_iou(first, truth) if result.present else None,
         boxes=len(predicted),
@@ -116,8 +98,15 @@ def _answer(
         box_hits=sum(any(t.iou(p) >= HIT for p in predicted) for t in true),
         box_right=sum(any(t.iou(p) >= HIT for t in true) for p in predicted),
         lung_box_iou=float(np.mean(matched)) if matched else None,
-        seconds=round(seconds, 4),
+        seconds=round(trace.seconds["total"], 4),
     )
+
+
+def probability_of(presence: PresenceStep) -> float | None:
+    """That the finding is present in a region asked about; None where a verdict has no confidence."""
+    stated = [(verdict.present, verdict.confidence) for verdict in presence.verdicts]
+    known = [c if present else 1 - c for present, c in stated if c is not None]
+    return max(known) if len(known) == len(stated) else None
 
 
 def lung_boxes(engine: Engine, path: Path) -> dict[str, dict[str, float]]:
@@ -166,39 +155,68 @@ def plot(path: Path, found: dict[str, dict[str, float | None]], title: str) -> N
 
 
 def run(arguments: argparse.Namespace) -> None:
-    torch.set_num_threads(arguments.threads)
+    if arguments.workers < 1:
+        raise CallError(f"--workers is {arguments.workers}; it counts from 1.")
     rows = read_rows(arguments.rows)
-    engine = load_engine(arguments.bundle, arguments.device)
-    supported = [row for row in rows if row.instruction.finding in engine.findings]
+    bundle = find_bundle(arguments.bundle)
+    supported = [row for row in rows if row.instruction.finding in bundle.findings]
     left_out = len(rows) - len(supported)
     if left_out and not arguments.skip_unsupported:
-        finding = next(row.instruction.finding for row in rows if row.instruction.finding not in engine.findings)
-        engine.check_finding(finding)
+        finding = next(row.instruction.finding for row in rows if row.instruction.finding not in bundle.findings)
+        check_answered(arguments.bundle, bundle.findings, finding)
     if not supported:
         raise CallError(f"The bundle {arguments.bundle!r} answers no row of {arguments.rows}.")
-    answered = []
+    asking = Asking(
+        out=arguments.out,
+        name=arguments.bundle,
+        bundle=bundle,
+        device=arguments.device,
+        stages=arguments.stages,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        resume=arguments.resume,
+        workers=arguments.workers,
+        ray=arguments.ray,
+    )
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise CallError(f"The folder {arguments.out} cannot be made: {problem.strerror}.") from None
+    engine = functools.cache(lambda: load_engine(arguments.bundle, arguments.device))
+    found = {}
     with contextlib.ExitStack() as stack:
         keep = None if arguments.keep is None else stack.enter_context(PredictionWriter(arguments.keep))
-        for row in answer_rows(engine, supported, arguments.stages, arguments.seed, keep):
-            answered.append(row)
-            if len(answered) % 100 == 0:
-                LOG.info("%d of %d rows", len(answered), len(supported))
-    facts = {
+        for row, trace in answers(asking, supported, engine):
+            found[row.id] = answered_of(row, trace)
+            if keep is not None:
+                mask = trace.last(ResultStep).mask
+                array = np.zeros(trace.image.size, bool) if mask is None else mask.array
+                keep.add(row.id, array, found[row.id].probability)
+    answered = [found[row.id] for row in supported]
+    identity = bundle.identity
+    facts: dict[str, Any] = {
         "set": arguments.rows.name,
-        "bundle": engine.identity.to_json(),
+        "bundle": identity.to_json(),
         "stages": arguments.stages,
         "left_out": left_out,
+        "calibration": calibration(answered),
     }
     if arguments.lungs is not None:
-        boxes = lung_boxes(engine, arguments.lungs)
+        boxes = lung_boxes(engine(), arguments.lungs)
         facts["lung_box_iou_by_source"] = boxes
         facts["lung_box_iou"] = round(float(np.average([b["mean"] for b in boxes.values()])), 4)
-    title = f"{engine.identity.name} {engine.identity.version} on {arguments.rows.name}, all levels"
-    write_measured(arguments.out, answered, facts, title)
+    title = f"{identity.name} {identity.version} on {arguments.rows.name}"
+    figures = write_measured(arguments.out, answered, facts, f"{title}, all levels")
+    cases = worst_cases(answered, {row.id: row for row in supported}, lambda row: read_trace(asking.trace_file(row)))
+    write_whole(arguments.out / "report.html", page(title, figures, answered, cases).encode())
+    LOG.info("%s", arguments.out / "report.html")
 
 
-def write_measured(out: Path, answered: Sequence[Answered], facts: dict[str, Any], title: str) -> None:
-    """``metrics.json`` (:func:`metrics` and the facts), ``per_row.csv`` and ``by_finding.png``.
+def write_measured(out: Path, answered: Sequence[Answered], facts: dict[str, Any], title: str) -> dict[str, Any]:
+    """Write ``metrics.json`` (:func:`metrics` and the facts), ``per_row.csv`` and ``by_finding.png``.
+
+    Returns:
+        What ``metrics.json`` holds.
 
     Raises:
         CallError: they cannot be written.
@@ -217,3 +235,4 @@ def write_measured(out: Path, answered: Sequence[Answered], facts: dict[str, Any
     write_whole(out / "metrics.json", (json.dumps(figures, indent=1) + "\n").encode())
     plot(out / "by_finding.png", figures["by_finding"], title)
     LOG.info("gIoU %s, cIoU %s, F1 %s over %d rows", *(figures[k] for k in ("gIoU", "cIoU", "F1", "n")))
+    return figures
