@@ -63,22 +63,23 @@ def session(working: Any) -> dict[str, tuple[bool, Any]]:
         working.ask("Segment the opacity")
 
     def steps() -> None:
-        working.select("box in the left lung")
+        working.select("3: box in the left lung")
 
     def edit() -> None:
-        box = next(b for b in working.presenter.picture.boxes if b.role == "lesion" and b.region == "left lung").box
-        hands.drag(working.viewer.slice, ras(box.x2, box.y2), ras(box.x2 - 0.02, box.y2 - 0.2))
+        # The third opacity is rounder than its box: the box is drawn out to the opacity's own edge.
+        box = [b for b in working.presenter.picture.boxes if b.role == "lesion"][2].box
+        hands.drag(working.viewer.slice, ras(box.x1, box.y2), ras(box.x1 - 0.03, box.y2 + 0.005))
         working.until(lambda: working.presenter.pending is not None, 10, "the edit to be staged")
 
     def branch() -> None:
         working.click("replayButton")
         working.finish()
-        working.select("2: mask")
-        hands.hover(working.viewer.slice, ras(0.62, 0.42))
+        working.select("1: mask")
+        hands.hover(working.viewer.slice, ras(0.29, 0.3))  # aerated lung inside the mask
         working.key("-")
         working.key("Ctrl+Return")
         working.finish()
-        working.select("2: mask after")
+        working.select("1: mask after")
 
     def engine() -> None:
         ui.engineSection.collapsed = False
