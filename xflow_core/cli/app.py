@@ -22,6 +22,12 @@ DicomWebUrl = typer.Option(
     help="A PACS's DICOMweb service. Credentials come from XFLOW_DICOMWEB_USER and XFLOW_DICOMWEB_PASSWORD, from "
     "XFLOW_DICOMWEB_TOKEN or from a netrc file.",
 )
+# What segment and batch both take.
+Survey = typer.Option("--survey", help="Ask for all seven findings instead.")
+BundleName = typer.Option("--bundle", help="A bundle's name or folder.")
+Device = typer.Option("--device", help="auto, cpu, cuda or mps.")
+Stages = typer.Option("--stages", min=1, max=2, help="1 ends with the boxes' masks, 2 revises them.")
+Seed = typer.Option("--seed", help="For policies that sample.")
 Timeout = typer.Option("--timeout", metavar="SECONDS", help="How long to wait for a PACS's answer.")
 
 app = typer.Typer(
@@ -69,11 +75,11 @@ def segment(
     instruction: Annotated[
         str | None, typer.Option("-i", "--instruction", help='E.g. "Segment the effusion in the left lung".')
     ] = None,
-    survey: Annotated[bool, typer.Option("--survey", help="Ask for all seven findings instead.")] = False,
-    bundle: Annotated[str, typer.Option(help="A bundle's name or folder.")] = "compact",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    stages: Annotated[int, typer.Option(min=1, max=2, help="1 ends with the boxes' masks, 2 revises them.")] = 2,
-    seed: Annotated[int, typer.Option(help="For policies that sample.")] = 0,
+    survey: Annotated[bool, Survey] = False,
+    bundle: Annotated[str, BundleName] = "compact",
+    device: Annotated[str, Device] = "auto",
+    stages: Annotated[int, Stages] = 2,
+    seed: Annotated[int, Seed] = 0,
     accept_image: Annotated[
         bool,
         typer.Option(
@@ -136,17 +142,17 @@ def batch(
     instruction: Annotated[
         str | None, typer.Option("-i", "--instruction", metavar="TEXT|FILE", help="One, or a file with one a line.")
     ] = None,
-    survey: Annotated[bool, typer.Option("--survey", help="Ask for all seven findings instead.")] = False,
+    survey: Annotated[bool, Survey] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default one for each CPU.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each worker.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep results that are there, whole, and this call's.")
     ] = False,
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS|auto", help="Run on this Ray cluster.")] = None,
-    bundle: Annotated[str, typer.Option(help="A bundle's name or folder.")] = "compact",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    stages: Annotated[int, typer.Option(min=1, max=2, help="1 ends with the boxes' masks, 2 revises them.")] = 2,
-    seed: Annotated[int, typer.Option(help="For policies that sample.")] = 0,
+    bundle: Annotated[str, BundleName] = "compact",
+    device: Annotated[str, Device] = "auto",
+    stages: Annotated[int, Stages] = 2,
+    seed: Annotated[int, Seed] = 0,
     image_minutes: Annotated[
         float, typer.Option(min=0.1, metavar="MINUTES", help="The longest for one image; then it is a failed row.")
     ] = 30.0,
@@ -183,7 +189,7 @@ def serve(
         typer.Option(help="Where the clients' token is, or is put (mode 0600); by default a temporary file."),
     ] = None,
     bundle: Annotated[list[str] | None, typer.Option(help="A bundle's name or folder; may be repeated.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, Device] = "auto",
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
     behind_proxy: Annotated[
