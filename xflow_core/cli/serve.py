@@ -79,10 +79,10 @@ def run_serve(call: ServeCall) -> None:
     _log_to_stderr()
     server = ServerProcess(settings, bundles)
     listening = Listening(call.host, server.port, server.url, str(server.token_file.absolute()), os.getpid())
-    print(json.dumps(listening.to_json()), flush=True)
     if call.with_parent:
         watch = (server, _parents_pipe())
         threading.Thread(target=_end_with_parent, args=watch, name="xflow-parent", daemon=True).start()
+    print(json.dumps(listening.to_json()), flush=True)
     server.run()
 
 
