@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from phantom import SIZE, PhantomParts, phantom
-from tiny_gemma import SOFT_TOKENS, write_tiny_adapter, write_tiny_gemma
+from tiny_gemma import SOFT_TOKENS, tiny_tokenizer, write_tiny_adapter, write_tiny_gemma
 
 from xflow_core.domain.errors import BundleError, EngineError
 from xflow_core.domain.findings import FINDINGS, LUNGS
@@ -39,10 +39,11 @@ from xflow_core.policies.medgemma import (
     MedGemmaRevisionPolicy,
     PolicySettings,
     ZeroShotInitPolicy,
+    check_tokenizer,
     load_policies,
     question,
 )
-from xflow_core.policies.medgemma_decoding import decode
+from xflow_core.policies.medgemma_decoding import PieceTokens, decode
 from xflow_core.policies.medgemma_model import Conversation, MedGemma
 from xflow_core.policies.medgemma_pictures import overlaid, squared
 from xflow_core.policies.protocols import Done
@@ -491,6 +492,27 @@ def test_policies_are_loaded_from_folders(base: Path, adapters: dict[str, Path],
     assert isinstance(revision.revise(image, CHEST, box, [np.ones(SIZE, bool)], [], seed=0).value, (Click, Done))
     _, none = load_policies(base=base, adapters={}, settings={"answers": "box_2d"}, recipe=RECIPE, device="cpu")
     assert none.revise(image, CHEST, box, [np.ones(SIZE, bool)], [], seed=0).value == Done("no_progress")
+
+
+@pytest.mark.parametrize("answers", ["transcript", "box_2d"])
+def test_a_tokenizer_that_cuts_as_gemmas_does_is_taken_without_a_word(
+    gemma: MedGemma, answers: str, caplog: pytest.LogCaptureFixture
+):
+    check_tokenizer(PieceTokens(gemma.processor.tokenizer, gemma.end), PolicySettings(answers=answers))
+    assert not caplog.text
+
+
+def test_a_tokenizer_that_cuts_otherwise_is_refused_for_taught_policies_and_told_for_the_base_model(
+    gemma: MedGemma, caplog: pytest.LogCaptureFixture
+):
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["0,"])  # a digit and what follows it, which a piece parts
+    joining = PieceTokens(tokenizer, gemma.end)
+    thoughts = {"positive": "More.", "negative": "Less."}
+    with pytest.raises(BundleError, match="piece by piece"):
+        check_tokenizer(joining, PolicySettings(thoughts=thoughts))
+    check_tokenizer(joining, PolicySettings(answers="box_2d"))
+    assert "the base model's boxes may suffer" in caplog.text
 
 
 @pytest.mark.parametrize(

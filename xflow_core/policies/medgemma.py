@@ -16,6 +16,7 @@ Without the constraint (``constrained: false``) the model writes what it likes; 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,17 @@ import torch
 from torch import Tensor
 
 from xflow_core.domain.errors import BundleError, EngineError, ValueRefused
-from xflow_core.domain.findings import CHEST, HEART, check_finding, lung_of, lungs_for, region_band, verdict_regions
+from xflow_core.domain.findings import (
+    CHEST,
+    FINDINGS,
+    HEART,
+    LUNGS,
+    check_finding,
+    lung_of,
+    lungs_for,
+    region_band,
+    verdict_regions,
+)
 from xflow_core.domain.geometry import Box
 from xflow_core.domain.instruction import Instruction
 from xflow_core.domain.trace import Click, GroundedLung, LesionBox, Verdict
@@ -43,6 +54,7 @@ from .protocols import Decision, Done, InitPolicy, RevisionPolicy
 from .transcript import Choice, Number, Plan, SquareFrame, TranscriptError
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 
 INIT, REVISION = "init", "revision"
 ANSWERS = ("transcript", "box_2d")
@@ -139,9 +151,48 @@ def load_policies(
         raise BundleError(f"The bundle has an adapter {sorted(unknown)[0]!r}; known: {INIT}, {REVISION}.")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     models = load_in_layout(layout, base, adapters, device=device, dtype=dtype)
+    for gemma in {id(model): model for model in models.values()}.values():
+        check_tokenizer(PieceTokens(gemma.processor.tokenizer, gemma.end), known)
     if known.answers == "box_2d":
         return ZeroShotInitPolicy(models[INIT], known, recipe), NoRevision()
     return MedGemmaInitPolicy(models[INIT], known, recipe), MedGemmaRevisionPolicy(models[REVISION], known, recipe)
+
+
+def check_tokenizer(tokens: PieceTokens, settings: PolicySettings) -> None:
+    """Whether the tokenizer cuts whole answers as decoding does, piece by piece (:meth:`PieceTokens.cuts_alike`).
+
+    Policies that were taught transcripts as whole texts know no other tokens, so a tokenizer that cuts them otherwise
+    is refused. The base model, asked in its own way, reads any cut; there the log says so.
+
+    Raises:
+        BundleError: it does not, and the policies write transcripts.
+    """
+    frame = SquareFrame((1000, 800), settings.grid)
+    box = Box(0.1, 0.2, 0.45, 0.9)
+    if settings.answers == "box_2d":
+        numbers = frame.numbers_of_box(box)
+        digits = [str(numbers[axis]) for axis in (1, 0, 3, 2)]
+        answers = [transcript.write(transcript.boxes_2d_plan(LUNGS, frame), digits * len(LUNGS))]
+    else:
+        regions = [*LUNGS, *(f"{lung} zone lung" for lung in ("right upper", "left mid", "right apical")), HEART]
+        stage1 = transcript.write_lungs([GroundedLung(lung, box) for lung in LUNGS], frame)
+        stage1 += transcript.write_verdicts([Verdict(region, bool(k % 2)) for k, region in enumerate(regions)])
+        answers = [[*stage1, *transcript.write_boxes(finding, [box, box], frame)] for finding in FINDINGS]
+        answers += [
+            transcript.write_click(Click(polarity, box.centre), frame, settings.thoughts)
+            for polarity in ("positive", "negative")
+        ]
+    for pieces in answers:
+        if tokens.cuts_alike(pieces):
+            continue
+        said = (
+            "The bundle's tokenizer cuts a whole answer into other tokens than XFlow's decoding does, which writes it "
+            f"piece by piece ({''.join(pieces)[:60]!r}..)"
+        )
+        if settings.answers != "box_2d":
+            raise BundleError(f"{said}; policies taught with it would be forced to write what they never saw.")
+        LOG.warning("%s; the base model's boxes may suffer.", said)
+        return
 
 
 def question(instruction: Instruction) -> str:
