@@ -39,7 +39,7 @@ def load(bundle: Bundle, device: str) -> Engine:
     """
     place = choose_device(device)
     side = check_settings(bundle)
-    folders = bundle.verify_models()
+    folders = bundle.verify_models(anew=False)
     model_file_names(folders["language"], LANGUAGE_MODELS)
     model_file_names(folders["segmenter"], SEGMENTERS)
     with quiet_transformers():

@@ -57,7 +57,10 @@ def _report() -> dict[str, Any]:
             }
             try:
                 bundle.verify()
-                bundle.locate_models()
+                folders = bundle.locate_models()
+                unread = sum(model.unread(folders[role]) for role, model in bundle.models.items())
+                if unread:
+                    state["to_verify_gb"] = round(unread / 1e9, 1)
                 if bundle.backend == "foundation" and find_spec("transformers") and find_spec("peft"):
                     from xflow_core.bundles.foundation_backend import layout_here
 
@@ -120,7 +123,8 @@ def _words(report: dict[str, Any]) -> list[str]:
     ]
     for bundle in report["bundles"]:
         layout = f", memory layout {bundle['layout']}" if "layout" in bundle else ""
-        state = bundle["problem"] or f"sound{layout}"
+        unread = f", {bundle['to_verify_gb']} GB to be read once at the next load" if "to_verify_gb" in bundle else ""
+        state = bundle["problem"] or f"sound{layout}{unread}"
         lines.append(f"bundle {bundle['name']} {bundle['version']} ({bundle['backend']}): {state}")
     for part in report["parts"]:
         lines.append(f"{part['part']} {part['version'] or 'not installed'}: {part['for']}")
