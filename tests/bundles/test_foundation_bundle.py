@@ -341,7 +341,9 @@ def test_make_show_verify_and_doctor_by_command(models: Path, tmp_path: Path, xf
     status, out, _ = xflow("bundles", "verify", "mine")
     assert status == 0
     assert "all as the manifest says" in out
-    assert "(foundation): sound, memory layout adapters" in xflow("doctor")[1]
+    assert "(foundation): sound, memory layout adapters (" in xflow("doctor")[1]
+    assert "(foundation): sound, memory layout merged (" in xflow("--layout", "merged", "doctor")[1]
+    assert "There is no memory layout 'origami'" in xflow("--layout", "origami", "doctor")[1]
     data = json.loads((tmp_path / "bundles" / "mine" / MANIFEST).read_text())
     data["bases"]["language"]["folder"] = "/nowhere"
     (tmp_path / "bundles" / "mine" / MANIFEST).write_text(json.dumps(data))

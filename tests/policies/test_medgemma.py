@@ -486,11 +486,13 @@ def test_the_zero_shot_policy_reads_thinking_and_fences(gemma: MedGemma, image: 
 
 
 def test_policies_are_loaded_from_folders(base: Path, adapters: dict[str, Path], image: EncodedRadiograph):
-    init, revision = load_policies(base=base, adapters=adapters, settings={}, recipe=RECIPE, device="cpu")
+    loaded = load_policies(base=base, adapters=adapters, settings={}, recipe=RECIPE, device="cpu")
+    init, revision = loaded.init, loaded.revision
     assert len(init.ground_lungs(image, CHEST, LUNGS, seed=0).value) == 2
     box = LesionBox(0, "effusion", Box(0.2, 0.5, 0.4, 0.8), "right lung")
     assert isinstance(revision.revise(image, CHEST, box, [np.ones(SIZE, bool)], [], seed=0).value, (Click, Done))
-    _, none = load_policies(base=base, adapters={}, settings={"answers": "box_2d"}, recipe=RECIPE, device="cpu")
+    box_2d = {"answers": "box_2d"}
+    none = load_policies(base=base, adapters={}, settings=box_2d, recipe=RECIPE, device="cpu").revision
     assert none.revise(image, CHEST, box, [np.ones(SIZE, bool)], [], seed=0).value == Done("no_progress")
 
 

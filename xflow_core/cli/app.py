@@ -53,11 +53,30 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|merged|adapters|nf4",
+            help="How a foundation bundle's policies lie in memory; by default what fits (xflow doctor says which).",
+        ),
+    ] = None,
 ) -> None:
     """Options before the subcommand."""
+    if layout is not None:
+        # Through the environment, so that the workers of a batch have it, too.
+        before = os.environ.get("XFLOW_LAYOUT")
+        os.environ["XFLOW_LAYOUT"] = layout
+
+        def put_back() -> None:
+            os.environ.pop("XFLOW_LAYOUT")
+            if before is not None:
+                os.environ["XFLOW_LAYOUT"] = before
+
+        context.call_on_close(put_back)
 
 
 @app.command()

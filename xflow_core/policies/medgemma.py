@@ -47,7 +47,7 @@ from xflow_core.radiograph.recipes import check_recipe, recipe_grey
 from . import transcript
 from .calibration import Calibration
 from .medgemma_decoding import PieceTokens, Written, decode
-from .medgemma_layouts import load_in_layout
+from .medgemma_layouts import LaidOutPolicies, layout_and_next, load_in_layout
 from .medgemma_model import Conversation, MedGemma, Pictures, seeded
 from .medgemma_pictures import overlaid, squared
 from .protocols import Decision, Done, InitPolicy, RevisionPolicy
@@ -128,7 +128,7 @@ def load_policies(
     recipe: str,
     device: str,
     layout: str = "auto",
-) -> tuple[InitPolicy, RevisionPolicy]:
+) -> LaidOutPolicies:
     """The two policies.
 
     Args:
@@ -140,7 +140,7 @@ def load_policies(
         layout: how they lie in memory (:mod:`.medgemma_layouts`); ``auto`` chooses by what is free.
 
     Raises:
-        BundleError: settings or weights do not fit.
+        BundleError: settings or weights do not fit, or the tokenizer (:func:`check_tokenizer`).
         CallError: no such layout.
         EngineError: the memory does not suffice.
     """
@@ -150,12 +150,16 @@ def load_policies(
     if unknown:
         raise BundleError(f"The bundle has an adapter {sorted(unknown)[0]!r}; known: {INIT}, {REVISION}.")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    models = load_in_layout(layout, base, adapters, device=device, dtype=dtype)
-    for gemma in {id(model): model for model in models.values()}.values():
-        check_tokenizer(PieceTokens(gemma.processor.tokenizer, gemma.end), known)
-    if known.answers == "box_2d":
-        return ZeroShotInitPolicy(models[INIT], known, recipe), NoRevision()
-    return MedGemmaInitPolicy(models[INIT], known, recipe), MedGemmaRevisionPolicy(models[REVISION], known, recipe)
+
+    def load(name: str) -> tuple[InitPolicy, RevisionPolicy]:
+        models = load_in_layout(name, base, adapters, device=device, dtype=dtype)
+        tokenizer, end = models[INIT].processor.tokenizer, models[INIT].end
+        check_tokenizer(PieceTokens(tokenizer, end), known)
+        if known.answers == "box_2d":
+            return ZeroShotInitPolicy(models[INIT], known, recipe), NoRevision()
+        return MedGemmaInitPolicy(models[INIT], known, recipe), MedGemmaRevisionPolicy(models[REVISION], known, recipe)
+
+    return LaidOutPolicies(layout_and_next(layout, base, adapters, device), load, device)
 
 
 def check_tokenizer(tokens: PieceTokens, settings: PolicySettings) -> None:

@@ -29,12 +29,19 @@ from peft import PeftModel, get_peft_model_state_dict
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoProcessor, DynamicCache, Gemma3ForConditionalGeneration
+from transformers import AutoProcessor, BitsAndBytesConfig, DynamicCache, Gemma3ForConditionalGeneration
 
 from xflow_core.domain.errors import BundleError, EngineError
 
 _KEPT_PICTURES = 64  # soft tokens of one picture are 1.3 MB at full size
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    SafetensorError,
+)  # and an OutOfMemoryError, which is no fault of the files
 
 
 @dataclass
@@ -92,12 +99,15 @@ class MedGemma:
         device: str = "cpu",
         dtype: torch.dtype,
         merge: bool = False,
+        four_bits: bool = False,
     ) -> MedGemma:
         """From local folders; nothing is downloaded, no code of theirs is run, weights are safetensors only.
 
         Args:
             base: config, processor, tokenizer and weights. adapters: PEFT folders by name.
             merge: add the adapter (there is one at most) into the base's weights; it is then no adapter any more.
+            four_bits: the products of the language layers in NF4 (bitsandbytes), computed in ``dtype``; all else in
+                ``dtype``.
 
         Raises:
             BundleError: a part is missing, damaged, or made for another model; nothing is kept of what was loaded.
@@ -113,7 +123,10 @@ class MedGemma:
                 use_safetensors=True,
                 attn_implementation="sdpa",
                 output_loading_info=True,
+                **(_in_four_bits(device, dtype) if four_bits else {}),
             )
+        except torch.OutOfMemoryError:
+            raise
         except _UNREADABLE as problem:
             raise BundleError(f"{base} cannot be loaded as a Gemma3 model with its processor: {problem}") from None
         lacking = sorted([*told["missing_keys"], *(str(entry[0]) for entry in told["mismatched_keys"])])
@@ -194,6 +207,21 @@ class MedGemma:
         return turns
 
 
+def _in_four_bits(device: str, dtype: torch.dtype) -> dict[str, Any]:
+    settings: Any = BitsAndBytesConfig
+    return {
+        "quantization_config": settings(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            # By their full names: transformers does not know "vision_tower" alone.
+            llm_int8_skip_modules=["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+        ),
+        "device_map": {"": device},
+    }
+
+
 def _with_adapter(model: Gemma3ForConditionalGeneration | PeftModel, name: str, folder: Path) -> PeftModel:
     try:
         with safe_open(folder / "adapter_model.safetensors", "pt") as weights:
@@ -210,6 +238,8 @@ def _with_adapter(model: Gemma3ForConditionalGeneration | PeftModel, name: str, 
         if odd:
             raise ValueError(f"{odd[0]} {'has no place in it' if odd[0] in given else 'is lacking'}")
         return adapted
+    except torch.OutOfMemoryError:
+        raise
     except _UNREADABLE as problem:
         first = str(problem).strip().splitlines()[0] if str(problem).strip() else repr(problem)
         raise BundleError(f"The adapter in {folder} does not fit the base model, or is damaged: {first}") from None
