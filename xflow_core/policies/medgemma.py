@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +58,9 @@ from .transcript import Choice, Number, Plan, SquareFrame, TranscriptError
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
+
+KEPT_CONVERSATIONS = 4
+"""Radiographs whose conversations a policy keeps, the newest: a cache is 139 KB a token at full size."""
 
 INIT, REVISION = "init", "revision"
 ANSWERS = ("transcript", "box_2d")
@@ -225,14 +231,44 @@ class _Writer:
         self.settings = settings
         self._recipe = recipe
         self._tokens = PieceTokens(gemma.processor.tokenizer, gemma.end)
-        # The newest radiograph's only: a cache is 139 KB a token at full size.
-        self._open: tuple[Pictures, Conversation] | None = None
+        self._open: OrderedDict[int, _Held] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def about(self, image: EncodedRadiograph) -> Iterator[_View]:
+        """The model and the conversation about a radiograph, for one decision of this thread.
+
+        A second thread about the same radiograph waits; those about others share the model's passes.
+        """
+        held = self._held(image)
+        view = _View(self, image, held.pictures, held.conversation)
+        view.prepare()
+        with held.lock, self.gemma.using(self.adapter):
+            yield view
 
     def view(self, image: EncodedRadiograph) -> _View:
+        """The same, to look at: it decides nothing."""
+        held = self._held(image)
+        return _View(self, image, held.pictures, held.conversation)
+
+    def _held(self, image: EncodedRadiograph) -> _Held:
         pictures: Pictures = image.feature(f"medgemma.{self.adapter}", lambda _: Pictures())
-        if self._open is None or self._open[0] is not pictures:
-            self._open = pictures, Conversation(self.gemma)
-        return _View(self, image, *self._open)
+        with self._lock:
+            held = self._open.setdefault(id(pictures), _Held(pictures, Conversation(self.gemma)))
+            self._open.move_to_end(id(pictures))
+            if len(self._open) > KEPT_CONVERSATIONS:
+                # Whoever is deciding in it goes on with it.
+                self._open.popitem(last=False)
+            return held
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """The conversation about a radiograph, and a lock for whoever decides in it."""
+
+    pictures: Pictures
+    conversation: Conversation
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 class _View:
@@ -259,6 +295,10 @@ class _View:
             f"medgemma.square.{self._writer._recipe}.{side}", lambda _: squared(grey, side)
         )
         return square
+
+    def prepare(self) -> None:
+        """Draw the radiograph, which takes long and needs no model."""
+        _ = self._square
 
     def source(self) -> list[int]:
         """The radiograph's symbols."""
@@ -393,8 +433,8 @@ class MedGemmaInitPolicy(_Writer):
     def ground_lungs(
         self, image: EncodedRadiograph, instruction: Instruction, lungs: Sequence[str], *, seed: int
     ) -> Decision[tuple[GroundedLung, ...]]:
-        with self.gemma.using(self.adapter):
-            view, prefix = self._asked(image, instruction)
+        with self.about(image) as view:
+            prefix = self._asked(view, instruction)
             if not self.settings.constrained:
                 answer = self._freely(view, prefix, [], image, instruction, seed)
                 return Decision(answer.lungs, "".join(transcript.write_lungs(answer.lungs, view.frame)))
@@ -412,8 +452,8 @@ class MedGemmaInitPolicy(_Writer):
         seed: int,
     ) -> Decision[tuple[Verdict, ...]]:
         calibration = self.settings.of(instruction.finding)
-        with self.gemma.using(self.adapter):
-            view, prefix = self._asked(image, instruction)
+        with self.about(image) as view:
+            prefix = self._asked(view, instruction)
             before = transcript.write_lungs(lungs, view.frame)
             start = [*prefix, *view.encode(before)]
             if not self.settings.constrained:
@@ -435,8 +475,8 @@ class MedGemmaInitPolicy(_Writer):
     ) -> Decision[tuple[LesionBox, ...]]:
         finding, most = instruction.finding, self.settings.boxes_per_region
         regions, bands = _bands(verdicts, lungs)
-        with self.gemma.using(self.adapter):
-            view, prefix = self._asked(image, instruction)
+        with self.about(image) as view:
+            prefix = self._asked(view, instruction)
             before = [*transcript.write_lungs(lungs, view.frame), *transcript.write_verdicts(verdicts)]
             if self.settings.constrained:
                 plan = transcript.boxes_plan(finding, view.frame, bands=bands, most=most)
@@ -449,10 +489,9 @@ class MedGemmaInitPolicy(_Writer):
         found = [(regions[owner], box) for owner, box in zip(owners, boxes, strict=True)]
         return Decision(_lesions(finding, found, regions), text)
 
-    def _asked(self, image: EncodedRadiograph, instruction: Instruction) -> tuple[_View, list[int]]:
-        view = self.view(image)
+    def _asked(self, view: _View, instruction: Instruction) -> list[int]:
         (prefix,) = view.turns([([view.source()], question(instruction))])
-        return view, prefix
+        return prefix
 
     def _freely(
         self,
@@ -501,8 +540,7 @@ class MedGemmaRevisionPolicy(_Writer):
             masks, clicks = masks[-1:], ()
         if len(clicks) >= self.settings.max_clicks:
             return Decision(Done("no_progress"))
-        with self.gemma.using(self.adapter):
-            view = self.view(image)
+        with self.about(image) as view:
             first, *others = [view.overlay(mask) for mask in masks]
             turns = view.turns([([view.source(), first], question(instruction)), *(([each], "") for each in others)])
             symbols = turns[0]
@@ -527,8 +565,7 @@ class ZeroShotInitPolicy(_Writer):
     def ground_lungs(
         self, image: EncodedRadiograph, instruction: Instruction, lungs: Sequence[str], *, seed: int
     ) -> Decision[tuple[GroundedLung, ...]]:
-        with self.gemma.using(self.adapter):
-            view = self.view(image)
+        with self.about(image) as view:
             found, text = self._boxes(view, f"Where is the {' and the '.join(lungs)}?", lungs, None, seed)
         return Decision(tuple(GroundedLung(label, box) for label, box in found), text)
 
@@ -544,8 +581,7 @@ class ZeroShotInitPolicy(_Writer):
         calibration = self.settings.of(instruction.finding)
         verdicts: list[Verdict] = []
         texts = []
-        with self.gemma.using(self.adapter):
-            view = self.view(image)
+        with self.about(image) as view:
             for region in regions:
                 asked = f"Is there {instruction.finding}{_inside(region)}? Answer yes or no."
                 (prefix,) = view.turns([([view.source()], asked)])
@@ -567,8 +603,7 @@ class ZeroShotInitPolicy(_Writer):
         regions, bands = _bands(verdicts, lungs)
         found: list[tuple[str, Box]] = []
         texts = []
-        with self.gemma.using(self.adapter):
-            view = self.view(image)
+        with self.about(image) as view:
             for region, band in zip(regions, bands, strict=True):
                 asked = f"Where is the {finding}{_inside(region)}?"
                 boxes, text = self._boxes(view, asked, [finding], [band], seed)

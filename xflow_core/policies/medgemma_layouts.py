@@ -44,8 +44,9 @@ MERGED, ADAPTERS, NF4 = "merged", "adapters", "nf4"
 LAYOUTS = (MERGED, ADAPTERS, NF4)
 """From the most memory to the least."""
 
-BESIDE_WEIGHTS = 3 << 30
-"""Two caches of 3000 tokens at 139 KB (0.8 GB), SAM3 in bfloat16 and its activations (1.5 GB), the language model's."""
+BESIDE_WEIGHTS = 4 << 30
+"""The caches of four radiographs, 1700 tokens at 139 KB in each policy (1.9 GB), SAM3 in bfloat16 and its activations
+(1.5 GB), the language model's."""
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes for each number in four bits: a scale of one byte for 64 numbers, and one of four for 256 such scales."""

@@ -10,6 +10,10 @@ at full size; the masks, which are made here, close the window of the sliding la
 ``transformers``' own: causal, plus both ways inside one image, which is therefore never fed in two parts. Exact means
 up to rounding: products of other shapes round otherwise, and in bfloat16 that may tip two tokens that are as good as
 equal.
+
+Threads that decide at the same time share passes: each waits with what it would feed until all have something, and one
+pass of the model takes it all, so that the weights are read once for it. The sequences lie one behind the other, each
+with its own places and its own cache, and see nothing of one another; what comes out is equal up to the same rounding.
 """
 
 from __future__ import annotations
@@ -69,8 +73,9 @@ class Work:
 class MedGemma:
     """A Gemma3 model with its processor, and the adapters that make policies of it.
 
-    One thread at a time computes; :meth:`using` waits for its turn. Adapters hold LoRA weights and, where they were
-    trained with one, a vision tower of their own; switching between them is exact.
+    Threads that are inside :meth:`using` at the same time share passes (:meth:`step`); one at a time computes. Adapters
+    hold LoRA weights and, where they were trained with one, a vision tower of their own; switching between them is
+    exact.
 
     Args:
         model: in evaluation mode on its device; a ``PeftModel`` when it has adapters.
@@ -82,7 +87,12 @@ class MedGemma:
         self.gemma: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self.processor = processor
         self.work = Work()
-        self._lock = threading.RLock()
+        self._compute = threading.RLock()
+        self._active: str | None = None  # the adapter that was switched to last
+        self._gate = threading.Condition()
+        self._deciding = 0  # threads inside `using`
+        self._waiting: list[_Step] = []
+        self._own = threading.local()  # the thread's adapters, the innermost `using`'s last
         config = self.gemma.config
         self.image_token: int = config.image_token_id
         self.image_tokens = (self.image_token, config.boi_token_index, config.eoi_token_index)
@@ -147,27 +157,123 @@ class MedGemma:
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
-        """The model alone for this thread, with one adapter, or none where it has none of that name."""
-        with self._lock, torch.inference_mode():
+        """The model for this thread's decision, with one adapter, or none where it has none of that name.
+
+        Others wait for this thread's next step: what takes long and needs no model is done outside.
+        """
+        own: list[str | None] = self._own.__dict__.setdefault("adapters", [])
+        own.append(adapter)
+        if len(own) == 1:
+            with self._gate:
+                self._deciding += 1
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            own.pop()
+            if not own:
+                with self._gate:
+                    self._deciding -= 1
+                    self._gate.notify_all()
+
+    @contextmanager
+    def _switched(self, adapter: str | None) -> Iterator[None]:
+        """The model alone for this thread, with an adapter or none."""
+        with self._compute:
             if self._peft is None:
                 yield
             elif adapter in self._peft.peft_config:
-                self._peft.set_adapter(adapter, inference_mode=True)
+                if self._active != adapter:
+                    self._peft.set_adapter(adapter, inference_mode=True)
+                    self._active = adapter
                 yield
             else:
+                self._active = None
                 with self._peft.disable_adapter():
                     yield
 
     def soft_tokens(self, picture: np.ndarray) -> Tensor:
-        """A picture through the vision tower and the projector: ``[tokens, hidden]``.
+        """A picture through the vision tower and the projector: ``[tokens, hidden]``. Call it inside :meth:`using`.
 
         picture: uint8 ``[S, S, 3]``, square.
         """
-        self.work.encoded += 1
         processed = self.processor.image_processor(images=[Image.fromarray(picture)], return_tensors="pt")
         pixels = processed["pixel_values"].to(self.device, self.gemma.dtype)
-        tokens: Tensor = self.gemma.model.get_image_features(pixels, return_dict=True).pooler_output[0]
+        with self._switched(self._own.adapters[-1]):
+            self.work.encoded += 1
+            tokens: Tensor = self.gemma.model.get_image_features(pixels, return_dict=True).pooler_output[0]
         return tokens
+
+    def step(self, step: _Step) -> Tensor:
+        """The logits ``[vocabulary]`` after a step, which shares its pass with those of the other threads that decide.
+
+        Raises:
+            _Again: the pass that it shared failed; the step's conversation is empty.
+        """
+        step.adapter = self._own.adapters[-1]
+        mine: list[_Step] = []
+        with self._gate:
+            self._waiting.append(step)
+            while not step.done and not mine:
+                if len(self._waiting) == self._deciding:
+                    mine, self._waiting = self._waiting, []
+                else:
+                    self._gate.wait()
+        if mine:
+            try:
+                self._take(mine)
+            finally:
+                with self._gate:
+                    for each in mine:
+                        each.done = True
+                    self._gate.notify_all()
+        if step.failure is not None:
+            raise step.failure
+        if step.logits is None:
+            raise EngineError("The language model was interrupted.")
+        return step.logits
+
+    def _take(self, steps: Sequence[_Step]) -> None:
+        """The passes that the steps need: one for all of an adapter, but for those that want theirs alone."""
+        shared: dict[str | None, list[_Step]] = {}
+        for step in steps:
+            if not step.alone:
+                shared.setdefault(step.adapter, []).append(step)
+        for group in [*shared.values(), *([step] for step in steps if step.alone)]:
+            try:
+                with self._switched(group[0].adapter):
+                    self._pass(group)
+            except Exception as problem:  # noqa: BLE001  raised again in the thread whose step it is
+                for step in group:
+                    # A pass that failed half-way (out of memory) may have grown some layers: nothing is used again.
+                    step.conversation.forget()
+                    step.failure = problem if len(group) == 1 else _Again()
+
+    def _pass(self, group: Sequence[_Step]) -> None:
+        device = self.device
+        self.work.passes += 1
+        self.work.fed += sum(len(step.symbols) - step.kept for step in group)
+        looks = [masks(step.symbols, step.kept, self.window, device) for step in group]
+        if len(group) == 1:
+            (step,), (mask,) = group, looks
+            more: dict[str, Any] = {"cache": step.conversation.cache, "logits_to_keep": 1}
+            embedded = step.embedded
+        else:
+            diagonal: Any = torch.block_diag
+            mask = {kind: diagonal(*(look[kind][0, 0] for look in looks)).bool()[None, None] for kind in looks[0]}
+            lengths = [step.embedded.shape[1] for step in group]
+            places = [torch.arange(step.kept, len(step.symbols), device=device) for step in group]
+            more = {
+                "cache": _SideBySide([step.conversation.cache for step in group], lengths),
+                "position_ids": torch.cat(places)[None],
+                "logits_to_keep": torch.tensor(lengths, device=device).cumsum(0) - 1,
+            }
+            embedded = torch.cat([step.embedded for step in group], dim=1)
+        out = self.gemma(inputs_embeds=embedded, attention_mask=mask, use_cache=True, **more)
+        logits = out.logits[0]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        for step, row in zip(group, logits, strict=True):
+            step.logits = row
 
     def tokens_of(self, text: str, images: Sequence[Sequence[int]]) -> list[int]:
         """Symbols of a part of a rendered chat: its tokens, with each ``<start_of_image>`` grown to an image's symbols
@@ -279,16 +385,21 @@ class Pictures:
 
 
 class Conversation:
-    """The key-value cache of one policy about one radiograph. Call it only inside ``gemma.using(adapter)``."""
+    """The key-value cache of one policy about one radiograph. Call it only inside ``gemma.using(adapter)``, one thread
+    at a time."""
 
     def __init__(self, gemma: MedGemma) -> None:
         self._gemma = gemma
-        self._cache = DynamicCache()
+        self.cache = DynamicCache()
         self._symbols: list[int] = []
         self._logits: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._symbols)
+
+    def forget(self) -> None:
+        """Nothing of it is kept; the next question feeds all anew."""
+        self.cache, self._symbols, self._logits = DynamicCache(), [], None
 
     def after(self, symbols: Sequence[int], features: Callable[[int], Tensor]) -> Tensor:
         """The logits ``[vocabulary]``, float32 or finer, of what follows ``symbols``.
@@ -304,22 +415,24 @@ class Conversation:
             kept -= 1  # the last one is fed again: its logits are gone
         self._logits = None
         if kept < len(self._symbols):
-            self._cache.crop(kept - len(self._symbols))
+            self.cache.crop(kept - len(self._symbols))
             self._symbols = self._symbols[:kept]
         try:
-            self._logits = self._feed(symbols, kept, features)
+            try:
+                logits = self._gemma.step(_Step(self, symbols, kept, self._embedded(symbols[kept:], features)))
+            except _Again:
+                # Together it was too much, or another one's fault: alone.
+                logits = self._gemma.step(_Step(self, symbols, 0, self._embedded(symbols, features), alone=True))
         except BaseException:
-            # A pass that failed half-way (out of memory) may have grown some layers: nothing of it is used again.
-            self._cache, self._symbols = DynamicCache(), []
+            self.forget()
             raise
-        self._symbols = symbols
-        return self._logits
+        self._symbols, self._logits = symbols, logits
+        return logits
 
-    def _feed(self, symbols: list[int], kept: int, features: Callable[[int], Tensor]) -> Tensor:
-        gemma, device = self._gemma, self._gemma.device
-        new = symbols[kept:]
-        ids = torch.tensor([[max(symbol, 0) for symbol in new]], device=device)
-        embedded = gemma.gemma.get_input_embeddings()(ids)
+    def _embedded(self, new: list[int], features: Callable[[int], Tensor]) -> Tensor:
+        """What is fed for new symbols: ``[1, symbols, hidden]``."""
+        ids = torch.tensor([[max(symbol, 0) for symbol in new]], device=self._gemma.device)
+        embedded: Tensor = self._gemma.gemma.get_input_embeddings()(ids)
         start = 0
         while start < len(new):
             length = 1
@@ -330,17 +443,48 @@ class Conversation:
                     raise EngineError("An image's tokens do not stand together in the conversation.")
                 embedded[0, start : start + length] = soft.to(embedded.dtype)
             start += length
-        gemma.work.passes += 1
-        gemma.work.fed += len(new)
-        out = gemma.gemma(
-            inputs_embeds=embedded,
-            attention_mask=masks(symbols, kept, gemma.window, device),
-            cache=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = out.logits[0, -1]
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return embedded
+
+
+class _Again(Exception):
+    """A pass that several conversations shared failed."""
+
+
+@dataclass(eq=False)
+class _Step:
+    """What a conversation feeds, and what comes of it.
+
+    symbols: the whole conversation. kept: of these, how many its cache holds. embedded: the others, ``[1, n, hidden]``.
+    alone: it shares no pass.
+    """
+
+    conversation: Conversation
+    symbols: list[int]
+    kept: int
+    embedded: Tensor
+    alone: bool = False
+    adapter: str | None = None
+    logits: Tensor | None = None
+    failure: Exception | None = None
+    done: bool = False
+
+
+class _SideBySide:
+    """The caches of several conversations as one sequence's: each takes its own new keys and values, and all that they
+    hold is looked at, one conversation behind the other.
+
+    lengths: new symbols of each.
+    """
+
+    def __init__(self, caches: Sequence[DynamicCache], lengths: list[int]) -> None:
+        self._caches = caches
+        self._lengths = lengths
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """New keys and values ``[1, heads, symbols, size]`` of a layer in, all of them out."""
+        new = zip(*(torch.split(each, self._lengths, dim=2) for each in (keys, values)), strict=True)
+        held = [cache.update(*own, layer) for cache, own in zip(self._caches, new, strict=True)]
+        return torch.cat([k for k, _ in held], dim=2), torch.cat([v for _, v in held], dim=2)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
