@@ -156,7 +156,15 @@ def batch(
         str | None, typer.Option("-i", "--instruction", metavar="TEXT|FILE", help="One, or a file with one a line.")
     ] = None,
     survey: Annotated[bool, typer.Option("--survey", help="Ask for all seven findings instead.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default one for each CPU.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each CPU.")] = None,
+    together: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Images that each of them has in work at a time; by default 4 with a foundation bundle, whose model "
+            "they share, else 1. Not on Ray.",
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each worker.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep results that are there, whole, and this call's.")
@@ -185,6 +193,7 @@ def batch(
         stages=stages,
         seed=seed,
         workers=workers,
+        together=together,
         threads=threads,
         resume=resume,
         ray=ray,
