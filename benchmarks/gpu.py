@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,6 +95,10 @@ TINY = Size(
     rank=4,
     picture=(254, 306),
 )  # fmt: skip
+
+
+TOGETHER = 4
+"""Images at a time, as ``xflow batch`` has them."""
 
 
 def processor_of(size: Size) -> Gemma3Processor:
@@ -211,6 +217,28 @@ def bandwidth(device: str, size: Size) -> float:
     return 2 * count / median(lambda: target.copy_(source), 5, device)
 
 
+def one_token(gemma: MedGemma, device: str, together: int = 1) -> float:
+    """Seconds for a token after 900 others; of several conversations that share each pass, for a token of each."""
+    steps = 21
+    start = threading.Barrier(together)
+
+    def seconds(number: int) -> float:
+        symbols = [100 + (k + number) % 100 for k in range(900)]
+        with gemma.using("init"):
+            start.wait()
+            conversation = Conversation(gemma)
+            conversation.after(symbols, lambda _: torch.empty(0))
+
+            def once() -> None:
+                symbols.append(120)
+                conversation.after(symbols, lambda _: torch.empty(0))
+
+            return median(once, steps - 1, device)
+
+    with ThreadPoolExecutor(together) as pool:
+        return statistics.median(pool.map(seconds, range(together)))
+
+
 def rows(size: Size, layout: str, device: str, repeat: int) -> Iterator[tuple[str, str, str]]:
     """What was measured, its figure, and what it is to be held against."""
     sam = segmenter(size, device)
@@ -247,21 +275,21 @@ def rows(size: Size, layout: str, device: str, repeat: int) -> Iterator[tuple[st
 
     gemma = models["init"]
     language = sum(weight.nbytes for weight in gemma.gemma.model.language_model.parameters())
-    with gemma.using("init"):
-        conversation = Conversation(gemma)
-        symbols = [100 + k % 100 for k in range(900)]
-        conversation.after(symbols, lambda _: torch.empty(0))
-
-        def one_token() -> None:
-            symbols.append(120)
-            conversation.after(symbols, lambda _: torch.empty(0))
-
-        token = median(one_token, 20, device)
     bound = language / bandwidth(device, size)
+    for fixed, what in ((False, "one token"), (True, "one token, fixed cache")):
+        gemma.fixed_caches = fixed
+        token = one_token(gemma, device)
+        yield (
+            what,
+            f"{token * 1e3:.2f} ms, {1 / token:.0f} a second",
+            f"bound {bound * 1e3:.2f} ms: {bound / token:.0%}",
+        )
+    gemma.fixed_caches = False
+    step = one_token(gemma, device, TOGETHER)
     yield (
-        "one token",
-        f"{token * 1e3:.2f} ms, {1 / token:.0f} a second",
-        f"bound {bound * 1e3:.2f} ms: {bound / token:.0%}",
+        f"a token of each of {TOGETHER} images",
+        f"{step * 1e3:.2f} ms, {TOGETHER / step:.0f} a second",
+        f"{TOGETHER} conversations in one pass",
     )
     if device == "cuda":
         yield "memory at most", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", f"layout {layout}"

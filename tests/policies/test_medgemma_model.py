@@ -18,7 +18,7 @@ from tiny_gemma import SIDE, SOFT_TOKENS, write_tiny_adapter, write_tiny_gemma
 from torch import Tensor
 
 from xflow_core.domain.errors import BundleError
-from xflow_core.policies.medgemma_model import Conversation, MedGemma, Pictures, masks, seeded
+from xflow_core.policies.medgemma_model import Conversation, FixedCache, MedGemma, Pictures, masks, seeded
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 
@@ -189,6 +189,26 @@ def test_conversations_side_by_side_say_what_each_says_alone(gemma: MedGemma):
     for talk, own, logits in zip(talks, ends, found, strict=True):
         for end, last in zip(own, logits, strict=True):
             torch.testing.assert_close(last, talk.whole(talk.symbols[:end]), **EXACT)
+
+
+def test_a_cache_of_fixed_places_changes_nothing(base: Path, gemma: MedGemma, monkeypatch: pytest.MonkeyPatch):
+    """Fed in parts, cut, gone on with, grown beyond its room, alone and side by side."""
+    monkeypatch.setattr(FixedCache.__init__, "__defaults__", (64,))
+    fixed = MedGemma(gemma.gemma, gemma.processor, fixed_caches=True)
+    talk = Talk(fixed)
+    first = len(talk.turns[0])
+    assert first < 64 < len(talk.symbols)
+    edited = [*talk.symbols[: first + 3], *talk.symbols[-30:]]
+    conversation = Conversation(fixed)
+    for symbols in (talk.symbols[:first], talk.symbols[: first + 1], talk.symbols, edited, edited[:-8], talk.symbols):
+        with fixed.using(None):
+            torch.testing.assert_close(conversation.after(symbols, talk.features), talk.whole(symbols), **EXACT)
+    talks = [Talk(fixed, seed) for seed in range(3)]
+    ends = [[first, first + 1, len(talks[0].symbols)], [first, first + 2, first + 3], [first + 1, first + 2]]
+    for talk, own, logits in zip(talks, ends, at_a_time(fixed, talks, ends), strict=True):
+        for end, last in zip(own, logits, strict=True):
+            with fixed.using(None):
+                torch.testing.assert_close(last, talk.whole(talk.symbols[:end]), **EXACT)
 
 
 def test_what_is_too_much_together_is_done_alone(gemma: MedGemma, monkeypatch: pytest.MonkeyPatch):

@@ -33,6 +33,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoProcessor, BitsAndBytesConfig, DynamicCache, Gemma3ForConditionalGeneration
 
 from xflow_core.domain.errors import BundleError, EngineError
@@ -80,9 +81,14 @@ class MedGemma:
     Args:
         model: in evaluation mode on its device; a ``PeftModel`` when it has adapters.
         processor: its ``Gemma3Processor``.
+        fixed_caches: keep each conversation in a :class:`FixedCache` instead of one that grows; the same, up to
+            rounding.
     """
 
-    def __init__(self, model: Gemma3ForConditionalGeneration | PeftModel, processor: Any) -> None:
+    def __init__(
+        self, model: Gemma3ForConditionalGeneration | PeftModel, processor: Any, *, fixed_caches: bool = False
+    ) -> None:
+        self.fixed_caches = fixed_caches
         self._peft = model if isinstance(model, PeftModel) else None
         self.gemma: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self.processor = processor
@@ -253,7 +259,11 @@ class MedGemma:
         device = self.device
         self.work.passes += 1
         self.work.fed += sum(len(step.symbols) - step.kept for step in group)
-        looks = [masks(step.symbols, step.kept, self.window, device) for step in group]
+        looks = [
+            masks(step.symbols, step.kept, self.window, device, step.conversation.room(step.kept, len(step.symbols)))
+            for step in group
+        ]
+        places = torch.cat([torch.arange(step.kept, len(step.symbols), device=device) for step in group])
         if len(group) == 1:
             (step,), (mask,) = group, looks
             more: dict[str, Any] = {"cache": step.conversation.cache, "logits_to_keep": 1}
@@ -262,14 +272,12 @@ class MedGemma:
             diagonal: Any = torch.block_diag
             mask = {kind: diagonal(*(look[kind][0, 0] for look in looks)).bool()[None, None] for kind in looks[0]}
             lengths = [step.embedded.shape[1] for step in group]
-            places = [torch.arange(step.kept, len(step.symbols), device=device) for step in group]
             more = {
                 "cache": _SideBySide([step.conversation.cache for step in group], lengths),
-                "position_ids": torch.cat(places)[None],
                 "logits_to_keep": torch.tensor(lengths, device=device).cumsum(0) - 1,
             }
             embedded = torch.cat([step.embedded for step in group], dim=1)
-        out = self.gemma(inputs_embeds=embedded, attention_mask=mask, use_cache=True, **more)
+        out = self.gemma(inputs_embeds=embedded, attention_mask=mask, position_ids=places[None], use_cache=True, **more)
         logits = out.logits[0]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         for step, row in zip(group, logits, strict=True):
@@ -390,7 +398,7 @@ class Conversation:
 
     def __init__(self, gemma: MedGemma) -> None:
         self._gemma = gemma
-        self.cache = DynamicCache()
+        self.cache: DynamicCache | FixedCache = self._new_cache()
         self._symbols: list[int] = []
         self._logits: Tensor | None = None
 
@@ -399,7 +407,14 @@ class Conversation:
 
     def forget(self) -> None:
         """Nothing of it is kept; the next question feeds all anew."""
-        self.cache, self._symbols, self._logits = DynamicCache(), [], None
+        self.cache, self._symbols, self._logits = self._new_cache(), [], None
+
+    def _new_cache(self) -> DynamicCache | FixedCache:
+        return FixedCache() if self._gemma.fixed_caches else DynamicCache()
+
+    def room(self, kept: int, length: int) -> int:
+        """Places of its cache in a pass that feeds the symbols from ``kept`` to ``length``."""
+        return self.cache.begin(kept, length) if isinstance(self.cache, FixedCache) else length
 
     def after(self, symbols: Sequence[int], features: Callable[[int], Tensor]) -> Tensor:
         """The logits ``[vocabulary]``, float32 or finer, of what follows ``symbols``.
@@ -415,7 +430,8 @@ class Conversation:
             kept -= 1  # the last one is fed again: its logits are gone
         self._logits = None
         if kept < len(self._symbols):
-            self.cache.crop(kept - len(self._symbols))
+            if isinstance(self.cache, DynamicCache):
+                self.cache.crop(kept - len(self._symbols))
             self._symbols = self._symbols[:kept]
         try:
             try:
@@ -469,6 +485,40 @@ class _Step:
     done: bool = False
 
 
+class FixedCache:
+    """Keys and values in places made beforehand, 1024 and then twice as many whenever they are full.
+
+    A pass writes its own places and sees all of them; the mask leaves out those that hold nothing, or what was cut off.
+    So a token does not copy the whole cache, as one that grows does, and passes of as many symbols have the same shapes
+    and the same addresses, which a recorded CUDA graph needs.
+    """
+
+    def __init__(self, room: int = 1024) -> None:
+        self._room = room
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._at = (0, 0)
+
+    def begin(self, kept: int, length: int) -> int:
+        """Get ready for a pass that feeds the symbols from ``kept`` to ``length``; how many places it sees."""
+        self._at = kept, length
+        while self._room < length:
+            self._room *= 2
+        return self._room
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """New keys and values ``[1, heads, symbols, size]`` of a layer in, those of all places out."""
+        kept, length = self._at
+        held = self._layers.get(layer)
+        if held is None or held[0].shape[2] < self._room:
+            grown = tuple(new.new_zeros((*new.shape[:2], self._room, new.shape[3])) for new in (keys, values))
+            for old, larger in zip(held or (), grown, strict=False):
+                larger[:, :, :kept] = old[:, :, :kept]
+            held = self._layers[layer] = grown[0], grown[1]
+        held[0][:, :, kept:length] = keys
+        held[1][:, :, kept:length] = values
+        return held
+
+
 class _SideBySide:
     """The caches of several conversations as one sequence's: each takes its own new keys and values, and all that they
     hold is looked at, one conversation behind the other.
@@ -476,7 +526,7 @@ class _SideBySide:
     lengths: new symbols of each.
     """
 
-    def __init__(self, caches: Sequence[DynamicCache], lengths: list[int]) -> None:
+    def __init__(self, caches: Sequence[DynamicCache | FixedCache], lengths: list[int]) -> None:
         self._caches = caches
         self._lengths = lengths
 
@@ -496,10 +546,12 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return count
 
 
-def masks(symbols: Sequence[int], kept: int, window: int, device: torch.device) -> dict[str, Tensor]:
+def masks(
+    symbols: Sequence[int], kept: int, window: int, device: torch.device, room: int | None = None
+) -> dict[str, Tensor]:
     """What the symbols from ``kept`` on may look at, for each kind of layer: bool
-    ``[1, 1, len(symbols) - kept, len(symbols)]``. Before them, in the same image, and in sliding layers not further
-    back than ``window``."""
+    ``[1, 1, len(symbols) - kept, room]``, where ``room`` is by default ``len(symbols)``. Before them, in the same
+    image, and in sliding layers not further back than ``window``."""
     signs = torch.tensor(symbols, device=device)
     index = torch.arange(len(symbols), device=device)
     # Numbered by where a block of equal symbols starts, so that a picture shown twice makes two blocks.
@@ -510,8 +562,10 @@ def masks(symbols: Sequence[int], kept: int, window: int, device: torch.device) 
     together = (block[kept:, None] == block[None]) & (block[None] > 0)
     before = index[None] <= rows
     near = index[None] > rows - window
+    beyond = (0, (room or len(symbols)) - len(symbols))
     full = before | together
-    sliding = full & near
+    sliding = F.pad(full & near, beyond, value=False)
+    full = F.pad(full, beyond, value=False)
     return {"full_attention": full[None, None], "sliding_attention": sliding[None, None]}
 
 
