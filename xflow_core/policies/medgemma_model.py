@@ -220,11 +220,15 @@ class MedGemma:
         mine: list[_Step] = []
         with self._gate:
             self._waiting.append(step)
-            while not step.done and not mine:
-                if len(self._waiting) == self._deciding:
-                    mine, self._waiting = self._waiting, []
-                else:
-                    self._gate.wait()
+            try:
+                while not step.done and not mine:
+                    if len(self._waiting) == self._deciding:
+                        mine, self._waiting = self._waiting, []
+                    else:
+                        self._gate.wait()
+            finally:
+                if step in self._waiting:  # this thread was interrupted; the others do not wait for it
+                    self._waiting.remove(step)
         if mine:
             try:
                 self._take(mine)
