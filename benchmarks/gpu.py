@@ -1,6 +1,6 @@
 """The foundation engine at full size with random weights: how fast, how much memory, and what the hardware allows.
 
-    python -m benchmarks.gpu [--size full|tiny] [--device auto|cuda|cpu|mps] [--layout adapters|merged] [--repeat N]
+    python -m benchmarks.gpu [--size full|tiny] [--device auto|cuda|cpu|mps] [--layout merged|adapters|nf4] [--repeat N]
 
 Nothing is downloaded: MedGemma 1.5 4B's and SAM3's own sizes, weights from the random generator, a tokenizer of single
 characters. What is decoded is therefore nonsense under the grammar, of the length that an answer has: a coordinate's
@@ -49,6 +49,7 @@ from xflow_core.domain.trace import (
     Step,
 )
 from xflow_core.policies.medgemma import MedGemmaInitPolicy, MedGemmaRevisionPolicy, PolicySettings
+from xflow_core.policies.medgemma_layouts import LAYOUTS
 from xflow_core.policies.medgemma_model import Conversation, MedGemma
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import Radiograph
@@ -143,11 +144,28 @@ def policies(size: Size, layout: str, device: str) -> dict[str, MedGemma]:
         r=size.rank, lora_alpha=2 * size.rank, target_modules=LANGUAGE_LAYERS, modules_to_save=["vision_tower"]
     )
     base = language_model(size, device, dtype)
+    if layout == "nf4":
+        in_four_bits(base, device, dtype)
     adapted = get_peft_model(base, settings, adapter_name="init", autocast_adapter_dtype=False)
     adapted.add_adapter("revision", settings, autocast_adapter_dtype=False)
     return dict.fromkeys(
         ("init", "revision"), MedGemma(adapted.to(device, dtype).eval().requires_grad_(False), processor)
     )
+
+
+def in_four_bits(model: Any, device: str, dtype: torch.dtype) -> None:
+    """The language layers' products in NF4, as a bundle's are loaded in that layout."""
+    from bitsandbytes.nn import Linear4bit
+
+    for layer in model.model.language_model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            for name, plain in list(part.named_children()):
+                if isinstance(plain, torch.nn.Linear):
+                    small = Linear4bit(
+                        plain.in_features, plain.out_features, bias=False, compute_dtype=dtype, quant_type="nf4"
+                    )
+                    small.load_state_dict({"weight": plain.weight.cpu()})
+                    setattr(part, name, small.to(device).requires_grad_(False))
 
 
 def segmenter(size: Size, device: str) -> Sam3Segmenter:
@@ -299,7 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu", "mps"), default="auto")
-    parser.add_argument("--layout", choices=("adapters", "merged"), default="adapters")
+    parser.add_argument("--layout", choices=LAYOUTS, default="adapters")
     parser.add_argument("--repeat", type=int, default=3)
     call = parser.parse_args()
     device = choose_device(call.device)
