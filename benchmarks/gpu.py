@@ -1,6 +1,6 @@
 """The foundation engine at full size with random weights: how fast, how much memory, and what the hardware allows.
 
-    python -m benchmarks.gpu [--size full|tiny] [--device auto|cuda|cpu|mps] [--layout adapters|merged] [--repeat N]
+    python -m benchmarks.gpu [--size full|tiny] [--device auto|cuda|cpu|mps] [--layout merged|adapters|nf4] [--repeat N]
 
 Nothing is downloaded: MedGemma 1.5 4B's and SAM3's own sizes, weights from the random generator, a tokenizer of single
 characters. What is decoded is therefore nonsense under the grammar, of the length that an answer has: a coordinate's
@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +49,7 @@ from xflow_core.domain.trace import (
     Step,
 )
 from xflow_core.policies.medgemma import MedGemmaInitPolicy, MedGemmaRevisionPolicy, PolicySettings
+from xflow_core.policies.medgemma_layouts import LAYOUTS
 from xflow_core.policies.medgemma_model import Conversation, MedGemma
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import Radiograph
@@ -95,6 +98,10 @@ TINY = Size(
 )  # fmt: skip
 
 
+TOGETHER = 4
+"""Images at a time, as ``xflow batch`` has them."""
+
+
 def processor_of(size: Size) -> Gemma3Processor:
     side = size.vision["image_size"]
     return Gemma3Processor(
@@ -137,11 +144,28 @@ def policies(size: Size, layout: str, device: str) -> dict[str, MedGemma]:
         r=size.rank, lora_alpha=2 * size.rank, target_modules=LANGUAGE_LAYERS, modules_to_save=["vision_tower"]
     )
     base = language_model(size, device, dtype)
+    if layout == "nf4":
+        in_four_bits(base, device, dtype)
     adapted = get_peft_model(base, settings, adapter_name="init", autocast_adapter_dtype=False)
     adapted.add_adapter("revision", settings, autocast_adapter_dtype=False)
     return dict.fromkeys(
         ("init", "revision"), MedGemma(adapted.to(device, dtype).eval().requires_grad_(False), processor)
     )
+
+
+def in_four_bits(model: Any, device: str, dtype: torch.dtype) -> None:
+    """The language layers' products in NF4, as a bundle's are loaded in that layout."""
+    from bitsandbytes.nn import Linear4bit
+
+    for layer in model.model.language_model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            for name, plain in list(part.named_children()):
+                if isinstance(plain, torch.nn.Linear):
+                    small = Linear4bit(
+                        plain.in_features, plain.out_features, bias=False, compute_dtype=dtype, quant_type="nf4"
+                    )
+                    small.load_state_dict({"weight": plain.weight.cpu()})
+                    setattr(part, name, small.to(device).requires_grad_(False))
 
 
 def segmenter(size: Size, device: str) -> Sam3Segmenter:
@@ -211,6 +235,28 @@ def bandwidth(device: str, size: Size) -> float:
     return 2 * count / median(lambda: target.copy_(source), 5, device)
 
 
+def one_token(gemma: MedGemma, device: str, together: int = 1) -> float:
+    """Seconds for a token after 900 others; of several conversations that share each pass, for a token of each."""
+    steps = 21
+    start = threading.Barrier(together)
+
+    def seconds(number: int) -> float:
+        symbols = [100 + (k + number) % 100 for k in range(900)]
+        with gemma.using("init"):
+            start.wait()
+            conversation = Conversation(gemma)
+            conversation.after(symbols, lambda _: torch.empty(0))
+
+            def once() -> None:
+                symbols.append(120)
+                conversation.after(symbols, lambda _: torch.empty(0))
+
+            return median(once, steps - 1, device)
+
+    with ThreadPoolExecutor(together) as pool:
+        return statistics.median(pool.map(seconds, range(together)))
+
+
 def rows(size: Size, layout: str, device: str, repeat: int) -> Iterator[tuple[str, str, str]]:
     """What was measured, its figure, and what it is to be held against."""
     sam = segmenter(size, device)
@@ -247,21 +293,21 @@ def rows(size: Size, layout: str, device: str, repeat: int) -> Iterator[tuple[st
 
     gemma = models["init"]
     language = sum(weight.nbytes for weight in gemma.gemma.model.language_model.parameters())
-    with gemma.using("init"):
-        conversation = Conversation(gemma)
-        symbols = [100 + k % 100 for k in range(900)]
-        conversation.after(symbols, lambda _: torch.empty(0))
-
-        def one_token() -> None:
-            symbols.append(120)
-            conversation.after(symbols, lambda _: torch.empty(0))
-
-        token = median(one_token, 20, device)
     bound = language / bandwidth(device, size)
+    for fixed, what in ((False, "one token"), (True, "one token, fixed cache")):
+        gemma.fixed_caches = fixed
+        token = one_token(gemma, device)
+        yield (
+            what,
+            f"{token * 1e3:.2f} ms, {1 / token:.0f} a second",
+            f"bound {bound * 1e3:.2f} ms: {bound / token:.0%}",
+        )
+    gemma.fixed_caches = False
+    step = one_token(gemma, device, TOGETHER)
     yield (
-        "one token",
-        f"{token * 1e3:.2f} ms, {1 / token:.0f} a second",
-        f"bound {bound * 1e3:.2f} ms: {bound / token:.0%}",
+        f"a token of each of {TOGETHER} images",
+        f"{step * 1e3:.2f} ms, {TOGETHER / step:.0f} a second",
+        f"{TOGETHER} conversations in one pass",
     )
     if device == "cuda":
         yield "memory at most", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", f"layout {layout}"
@@ -271,7 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu", "mps"), default="auto")
-    parser.add_argument("--layout", choices=("adapters", "merged"), default="adapters")
+    parser.add_argument("--layout", choices=LAYOUTS, default="adapters")
     parser.add_argument("--repeat", type=int, default=3)
     call = parser.parse_args()
     device = choose_device(call.device)

@@ -274,3 +274,47 @@ def test_two_workers_and_one_give_the_same_rows(images: Path, tmp_path: Path, xf
         xflow("batch", images, "-i", "opacity", "-o", tmp_path / str(workers), "--workers", workers)
     one, two = (without_seconds(rows_of(tmp_path / name)) for name in ("1", "2"))
     assert one == two
+
+
+def test_images_in_work_together_give_the_same_rows(images: Path, tmp_path: Path, xflow) -> None:
+    for number in range(4):
+        write_picture(images / f"more{number}.png", [(0.3, 0.4 + number / 50, 12.0)])
+    for together in (1, 3):
+        out = tmp_path / str(together)
+        assert (
+            xflow(
+                "batch", images, "-i", "Segment the opacity", "-o", out, "--workers", 1, "--together", together
+            ).status
+            == 0
+        )
+    assert without_seconds(rows_of(tmp_path / "1")) == without_seconds(rows_of(tmp_path / "3"))
+
+
+def test_of_images_in_work_together_only_the_one_that_ends_the_worker_is_a_failed_row(tmp_path: Path, xflow) -> None:
+    behaviours = ["answers", "takes a second", "kills its process", "takes a second", "raises", "answers"]
+    for number, behaviour in enumerate(behaviours):
+        write_picture(tmp_path / "images" / f"{number}.png", [(0.3, 0.4 + number / 50, 12.0)], behaviour)
+    ended = xflow(
+        "batch",
+        tmp_path / "images",
+        "-i",
+        "Segment the opacity",
+        "-o",
+        tmp_path / "out",
+        "--workers",
+        1,
+        "--together",
+        3,
+    )
+    assert ended.status == 4
+    rows = rows_of(tmp_path / "out")
+    assert [row["reason"] for row in rows] == [None, None, "worker", None, "engine", None]
+
+
+def test_an_image_that_takes_too_long_among_others_is_a_row_with_that_reason(tmp_path: Path, xflow) -> None:
+    behaviours = ["answers", "takes long", "answers", "answers"]
+    for number, behaviour in enumerate(behaviours):
+        write_picture(tmp_path / "images" / f"{number}.png", [(0.3, 0.4 + number / 50, 12.0)], behaviour)
+    call = ("-i", "opacity", "--workers", 1, "--together", 2, "--image-minutes", 0.1)
+    assert xflow("batch", tmp_path / "images", *call, "-o", tmp_path / "out").status == 4
+    assert [row["reason"] for row in rows_of(tmp_path / "out")] == [None, "worker", None, None]

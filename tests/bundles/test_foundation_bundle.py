@@ -313,6 +313,23 @@ def test_batch_runs_it(bundle: Bundle, picture: Path, tmp_path: Path, xflow) -> 
     assert (tmp_path / "out" / "chest" / "edema" / "trace.json").is_file()
 
 
+def test_batch_answers_several_at_a_time_as_one_at_a_time(bundle: Bundle, picture: Path, tmp_path: Path, xflow) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(3):
+        Image.open(picture).rotate(number).save(images / f"{number}.png")
+    found = []
+    for together in (1, 3):
+        out = tmp_path / str(together)
+        status, _, err = xflow(
+            "batch", images, "-i", "Segment the edema", "-o", out, "--bundle", bundle.folder, "--together", together
+        )
+        assert status in (0, 4), err
+        traces = [json.loads((out / f"{k}" / "edema" / "trace.json").read_text()) for k in range(3)]
+        found.append([[(step["kind"], step.get("text")) for step in trace["steps"]] for trace in traces])
+    assert found[0] == found[1]
+
+
 def test_the_server_gives_the_same_answer(engine, picture: Path) -> None:
     (instruction,) = parse_instruction("Segment the edema")
     own = Session(engine, engine.admit(read_radiograph(picture)), instruction)
@@ -341,7 +358,9 @@ def test_make_show_verify_and_doctor_by_command(models: Path, tmp_path: Path, xf
     status, out, _ = xflow("bundles", "verify", "mine")
     assert status == 0
     assert "all as the manifest says" in out
-    assert "(foundation): sound, memory layout adapters" in xflow("doctor")[1]
+    assert "(foundation): sound, memory layout adapters (" in xflow("doctor")[1]
+    assert "(foundation): sound, memory layout merged (" in xflow("--layout", "merged", "doctor")[1]
+    assert "There is no memory layout 'origami'" in xflow("--layout", "origami", "doctor")[1]
     data = json.loads((tmp_path / "bundles" / "mine" / MANIFEST).read_text())
     data["bases"]["language"]["folder"] = "/nowhere"
     (tmp_path / "bundles" / "mine" / MANIFEST).write_text(json.dumps(data))

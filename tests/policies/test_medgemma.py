@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from phantom import SIZE, PhantomParts, phantom
-from tiny_gemma import SOFT_TOKENS, write_tiny_adapter, write_tiny_gemma
+from tiny_gemma import SOFT_TOKENS, tiny_tokenizer, write_tiny_adapter, write_tiny_gemma
 
 from xflow_core.domain.errors import BundleError, EngineError
 from xflow_core.domain.findings import FINDINGS, LUNGS
@@ -39,10 +40,11 @@ from xflow_core.policies.medgemma import (
     MedGemmaRevisionPolicy,
     PolicySettings,
     ZeroShotInitPolicy,
+    check_tokenizer,
     load_policies,
     question,
 )
-from xflow_core.policies.medgemma_decoding import decode
+from xflow_core.policies.medgemma_decoding import PieceTokens, decode
 from xflow_core.policies.medgemma_model import Conversation, MedGemma
 from xflow_core.policies.medgemma_pictures import overlaid, squared
 from xflow_core.policies.protocols import Done
@@ -151,7 +153,8 @@ def test_a_verdicts_confidence_is_the_probability_of_its_token(gemma: MedGemma, 
     policy = engine(gemma).init_policy
     lungs = policy.ground_lungs(image, CHEST, LUNGS, seed=0)
     (first, _) = policy.judge(image, CHEST, LUNGS, lungs.value, seed=0).value
-    view, prefix = policy._asked(image, CHEST)
+    view = policy.view(image)
+    prefix = policy._asked(view, CHEST)
     tokenizer = gemma.processor.tokenizer
     text = f"{lungs.text}right lung:"
     with gemma.using("init"):
@@ -204,7 +207,8 @@ def test_jumping_and_the_cache_change_nothing(gemma: MedGemma, image: EncodedRad
     names = ("left lung",)
     lungs = init.ground_lungs(image, asked, names, seed=0)
     verdicts = init.judge(image, asked, names, lungs.value, seed=0)
-    view, prefix = init._asked(image, asked)
+    view = init.view(image)
+    prefix = init._asked(view, asked)
     with gemma.using("init"):
         slow = Plodding(gemma, view)
         plan = lungs_plan(names, view.frame, least=10)
@@ -242,10 +246,10 @@ def test_a_second_question_on_a_radiograph_reads_the_picture_no_more(gemma: MedG
     init.ground_lungs(image, CHEST, LUNGS, seed=0)
     before = gemma.work.now()
     init.ground_lungs(image, HEART, LUNGS, seed=0)
-    _, prefix = init._asked(image, HEART)
+    prefix = init._asked(init.view(image), HEART)
     done = gemma.work.since(before)
     assert done.encoded == 0
-    other, shared = init._asked(image, CHEST)[1], 0
+    other, shared = init._asked(init.view(image), CHEST), 0
     while prefix[shared] == other[shared]:
         shared += 1
     assert shared > SOFT_TOKENS
@@ -286,22 +290,56 @@ def test_the_seed_decides_where_the_model_samples(gemma: MedGemma, image: Encode
     assert len({lungs(seed) for seed in range(4)}) > 1
 
 
-def test_two_questions_at_a_time_do_not_mix_their_policies(gemma: MedGemma):
-    """One model, two adapters, two threads: each waits for its turn."""
-    box = LesionBox(0, "effusion", Box(0.2, 0.5, 0.4, 0.8), "right lung")
+def answers(policies: Engine, images: Sequence[EncodedRadiograph], threads: int) -> list[tuple[Step, ...]]:
+    """Whole runs, some at a time."""
+    with ThreadPoolExecutor(threads) as pool:
+        return [trace.steps for trace in pool.map(lambda image: run(policies, image, CHEST), images)]
 
-    def ask(number: int, image: EncodedRadiograph) -> object:
-        if number % 2:
-            return policies.revision_policy.revise(image, CHEST, box, [np.ones(SIZE, bool)], [], seed=0)
-        return policies.init_policy.ground_lungs(image, CHEST, LUNGS, seed=0)
 
-    images = [phantom([(0.2 + 0.1 * number, 0.5, 12)]) for number in range(4)]
-    policies = engine(gemma)
-    alone = [ask(number, EncodedRadiograph(image)) for number, image in enumerate(images)]
-    policies = engine(gemma)
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(ask, range(4), map(EncodedRadiograph, images)))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_several_radiographs_at_a_time_share_passes_and_are_answered_as_one_at_a_time(
+    gemma: MedGemma, temperature: float
+):
+    """One model, two adapters, four threads: whole runs with clicks, equal to the last digit but for rounding."""
+    pictures = [phantom([(0.2 + 0.1 * number, 0.5, 12)]) for number in range(4)]
+    found = []
+    for threads in (1, 4):
+        before = gemma.work.now()
+        policies = engine(gemma, calibration=present(1), temperature=temperature)
+        steps = answers(policies, [EncodedRadiograph(picture) for picture in pictures], threads)
+        found.append((without_rounding(steps), gemma.work.since(before)))
+    (alone, plain), (together, shared) = found
     assert together == alone
+    assert (shared.encoded, shared.fed) == (plain.encoded, plain.fed)
+    assert plain.passes == plain.decode_steps
+    assert shared.passes < 0.6 * plain.passes
+
+
+def without_rounding(answers: Sequence[tuple[Step, ...]]) -> list[list[Any]]:
+    """Steps without times, and confidences to nine digits."""
+
+    def rounded(step: Step) -> Any:
+        step = replace(step, seconds=0.0)
+        if isinstance(step, PresenceStep):
+            verdicts = [replace(v, confidence=round(v.confidence or 0.0, 9)) for v in step.verdicts]
+            return replace(step, verdicts=tuple(verdicts))
+        return step
+
+    return [[rounded(step) for step in steps] for steps in answers]
+
+
+def test_two_questions_about_one_radiograph_wait_for_each_other(gemma: MedGemma, image: EncodedRadiograph):
+    policies = engine(gemma)
+    asked = [CHEST, HEART, ASKED[3], CHEST]
+
+    def ask(instruction: Instruction) -> object:
+        return policies.init_policy.ground_lungs(image, instruction, LUNGS, seed=0)
+
+    alone = [ask(instruction) for instruction in asked]
+    policies = engine(gemma)
+    image = EncodedRadiograph(image.radiograph)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, asked)) == alone
 
 
 def test_after_a_mask_of_the_users_the_conversation_begins_anew(gemma: MedGemma, image: EncodedRadiograph):
@@ -421,7 +459,7 @@ def test_a_run_of_four_clicks_feeds_each_token_once_and_encodes_each_picture_onc
 
     # The tokens: every one of the two conversations once, but for the last words, after which nothing is decided.
     init, revision = policies.init_policy, policies.revision_policy
-    _, prefix = init._asked(image, CHEST)
+    prefix = init._asked(init.view(image), CHEST)
     view = revision.view(image)
     masks = [step.mask.array for step in trace if isinstance(step, MaskStep)][:4]
     said = [write_click(step.click, view.frame) for step in trace if isinstance(step, ClickStep)]
@@ -485,12 +523,35 @@ def test_the_zero_shot_policy_reads_thinking_and_fences(gemma: MedGemma, image: 
 
 
 def test_policies_are_loaded_from_folders(base: Path, adapters: dict[str, Path], image: EncodedRadiograph):
-    init, revision = load_policies(base=base, adapters=adapters, settings={}, recipe=RECIPE, device="cpu")
+    loaded = load_policies(base=base, adapters=adapters, settings={}, recipe=RECIPE, device="cpu")
+    init, revision = loaded.init, loaded.revision
     assert len(init.ground_lungs(image, CHEST, LUNGS, seed=0).value) == 2
     box = LesionBox(0, "effusion", Box(0.2, 0.5, 0.4, 0.8), "right lung")
     assert isinstance(revision.revise(image, CHEST, box, [np.ones(SIZE, bool)], [], seed=0).value, (Click, Done))
-    _, none = load_policies(base=base, adapters={}, settings={"answers": "box_2d"}, recipe=RECIPE, device="cpu")
+    box_2d = {"answers": "box_2d"}
+    none = load_policies(base=base, adapters={}, settings=box_2d, recipe=RECIPE, device="cpu").revision
     assert none.revise(image, CHEST, box, [np.ones(SIZE, bool)], [], seed=0).value == Done("no_progress")
+
+
+@pytest.mark.parametrize("answers", ["transcript", "box_2d"])
+def test_a_tokenizer_that_cuts_as_gemmas_does_is_taken_without_a_word(
+    gemma: MedGemma, answers: str, caplog: pytest.LogCaptureFixture
+):
+    check_tokenizer(PieceTokens(gemma.processor.tokenizer, gemma.end), PolicySettings(answers=answers))
+    assert not caplog.text
+
+
+def test_a_tokenizer_that_cuts_otherwise_is_refused_for_taught_policies_and_told_for_the_base_model(
+    gemma: MedGemma, caplog: pytest.LogCaptureFixture
+):
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["0,"])  # a digit and what follows it, which a piece parts
+    joining = PieceTokens(tokenizer, gemma.end)
+    thoughts = {"positive": "More.", "negative": "Less."}
+    with pytest.raises(BundleError, match="piece by piece"):
+        check_tokenizer(joining, PolicySettings(thoughts=thoughts))
+    check_tokenizer(joining, PolicySettings(answers="box_2d"))
+    assert "the base model's boxes may suffer" in caplog.text
 
 
 @pytest.mark.parametrize(

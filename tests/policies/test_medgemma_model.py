@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from tiny_gemma import SIDE, SOFT_TOKENS, write_tiny_adapter, write_tiny_gemma
 from torch import Tensor
 
 from xflow_core.domain.errors import BundleError
-from xflow_core.policies.medgemma_model import Conversation, MedGemma, Pictures, masks, seeded
+from xflow_core.policies.medgemma_model import Conversation, FixedCache, MedGemma, Pictures, masks, seeded
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 
@@ -154,6 +156,88 @@ def test_a_pass_that_fails_leaves_nothing_behind(talk: Talk):
     with pytest.raises(RuntimeError):
         conversation.after(talk.symbols, missing)
     torch.testing.assert_close(conversation.after(talk.symbols, talk.features), talk.whole(talk.symbols), **EXACT)
+
+
+def at_a_time(gemma: MedGemma, talks: list[Talk], ends: list[list[int]]) -> list[list[Tensor]]:
+    """The last logits of several conversations, each fed up to its own ends, in threads that start together."""
+    start = threading.Barrier(len(talks))
+
+    def said(talk: Talk, ends: list[int]) -> list[Tensor]:
+        conversation = Conversation(gemma)
+        with gemma.using(None):
+            start.wait()
+            return [conversation.after(talk.symbols[:end], talk.features) for end in ends]
+
+    with ThreadPoolExecutor(len(talks)) as pool:
+        return list(pool.map(said, talks, ends))
+
+
+def test_conversations_side_by_side_say_what_each_says_alone(gemma: MedGemma):
+    """Of other lengths and pictures, one of them at its end before the others."""
+    talks = [Talk(gemma, seed) for seed in range(3)]
+    first = len(talks[0].turns[0])
+    ends = [
+        [first, first + 5, first + 6, len(talks[0].symbols)],
+        [first, first + 1],
+        [first + 9, first + 10, first + 11],
+    ]
+    before = gemma.work.now()
+    found = at_a_time(gemma, talks, ends)
+    done = gemma.work.since(before)
+    assert done.passes == 4
+    assert done.fed == sum(own[-1] for own in ends)
+    for talk, own, logits in zip(talks, ends, found, strict=True):
+        for end, last in zip(own, logits, strict=True):
+            torch.testing.assert_close(last, talk.whole(talk.symbols[:end]), **EXACT)
+
+
+def test_a_cache_of_fixed_places_changes_nothing(base: Path, gemma: MedGemma, monkeypatch: pytest.MonkeyPatch):
+    """Fed in parts, cut, gone on with, grown beyond its room, alone and side by side."""
+    monkeypatch.setattr(FixedCache.__init__, "__defaults__", (64,))
+    fixed = MedGemma(gemma.gemma, gemma.processor, fixed_caches=True)
+    talk = Talk(fixed)
+    first = len(talk.turns[0])
+    assert first < 64 < len(talk.symbols)
+    edited = [*talk.symbols[: first + 3], *talk.symbols[-30:]]
+    conversation = Conversation(fixed)
+    for symbols in (talk.symbols[:first], talk.symbols[: first + 1], talk.symbols, edited, edited[:-8], talk.symbols):
+        with fixed.using(None):
+            torch.testing.assert_close(conversation.after(symbols, talk.features), talk.whole(symbols), **EXACT)
+    talks = [Talk(fixed, seed) for seed in range(3)]
+    ends = [[first, first + 1, len(talks[0].symbols)], [first, first + 2, first + 3], [first + 1, first + 2]]
+    for talk, own, logits in zip(talks, ends, at_a_time(fixed, talks, ends), strict=True):
+        for end, last in zip(own, logits, strict=True):
+            with fixed.using(None):
+                torch.testing.assert_close(last, talk.whole(talk.symbols[:end]), **EXACT)
+
+
+def test_what_is_too_much_together_is_done_alone(gemma: MedGemma, monkeypatch: pytest.MonkeyPatch):
+    talks = [Talk(gemma, seed) for seed in range(3)]
+    ends = [[len(talk.turns[0]), len(talk.symbols)] for talk in talks]
+    expected = at_a_time(gemma, talks, ends)
+    plain = gemma._pass
+
+    def scarce(group: list[object]) -> None:
+        if len(group) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        plain(group)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gemma, "_pass", scarce)
+    torch.testing.assert_close(at_a_time(gemma, talks, ends), expected, **EXACT)
+
+
+def test_a_step_that_fails_fails_in_its_own_thread(gemma: MedGemma):
+    talks = [Talk(gemma, seed) for seed in range(2)]
+    ends = [[len(talk.turns[0])] for talk in talks]
+
+    def missing(symbol: int) -> Tensor:
+        raise RuntimeError("the tower failed")
+
+    (expected,) = at_a_time(gemma, talks[:1], ends[:1])
+    talks[1].features = missing  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="the tower failed"):
+        at_a_time(gemma, talks, ends)
+    torch.testing.assert_close(at_a_time(gemma, talks[:1], ends[:1]), [expected], **EXACT)
 
 
 def test_one_picture_shown_twice_makes_two_blocks():

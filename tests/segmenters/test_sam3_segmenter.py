@@ -193,6 +193,27 @@ def test_numbers_that_are_none_are_an_error_and_no_mask(image: EncodedRadiograph
         Sam3Segmenter(model, ENGINE_GREY).segment(image, [Prompt(BOXES[0])])
 
 
+def test_out_of_memory_it_asks_for_room_once(image: EncodedRadiograph) -> None:
+    segmenter, asked = Sam3Segmenter(tiny_sam3(), ENGINE_GREY), []
+    expected = segmenter.segment(image, [Prompt(BOXES[0])])[0].mask
+    whole = segmenter.embedding
+
+    def scarce(image: EncodedRadiograph) -> list[Tensor]:
+        if not asked:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(image)
+
+    segmenter.embedding = scarce  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError):
+        segmenter.segment(image, [Prompt(BOXES[0])])
+    segmenter.make_room = lambda: False
+    with pytest.raises(EngineError, match="does not suffice for the segmenter"):
+        segmenter.segment(image, [Prompt(BOXES[0])])
+    segmenter.make_room = lambda: not asked.append("room")  # type: ignore[func-returns-value]
+    assert np.array_equal(segmenter.segment(image, [Prompt(BOXES[0])])[0].mask, expected)
+    assert asked == ["room"]
+
+
 def test_the_tracker_is_found_in_all_of_sam3(model: Sam3TrackerModel, tmp_path: Path) -> None:
     loaded = load_tracker(write_whole_sam3(tmp_path, model), side=SIDE)
     weights = model.state_dict()

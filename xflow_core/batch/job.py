@@ -26,6 +26,7 @@ class Settings:
         threads: of torch and numpy, in each worker.
         resume: take results that are done and whole as they are.
         since: a result is no older than this (a file's modification time, nanoseconds) if it counts as done.
+        together: images that a worker has in work at a time, in threads that share its model's passes.
         image_seconds: the longest that a worker may be at one image, all its questions and a first load of the models
             together; then the worker is ended, and the image is a row with that reason.
     """
@@ -40,6 +41,7 @@ class Settings:
     resume: bool = False
     since: int = 0
     image_seconds: float = 1800.0
+    together: int = 1
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "out": str(self.out)})

@@ -66,6 +66,39 @@ class WorkerProcess:
                     f"A worker cannot be started ({_ended(code)}{last_words}); if memory is short, take fewer."
                 )
 
+    def answer_many(self, next_task: Callable[[], Task | None]) -> Iterator[Answered]:
+        """Answer tasks as they are given, ``Settings.together`` at a time, each in the order in which it is done.
+
+        When the process dies or hangs with several images in work, it is not known at which: each of them is answered
+        once more alone, so that only the one that ends the process again is a row with a reason.
+
+        Raises:
+            EngineError: see :meth:`answer`.
+        """
+        task = next_task()
+        # Until the engine is loaded, what goes wrong is told apart by `answer`.
+        while task is not None and (self.settings.together == 1 or not self._loaded):
+            yield self.answer(task)
+            task = next_task()
+        in_work: dict[int, Task] = {}
+        while task is not None or in_work:
+            if task is not None:
+                in_work[task.position] = task
+                self._hand_over(task)
+            if task is None or len(in_work) == self.settings.together:
+                answered, _ = self._heard()
+                if answered is not None:
+                    del in_work[answered.position]
+                    yield answered
+                elif self._killed:
+                    raise EngineError("The worker was stopped.")
+                else:
+                    self.close()
+                    for lost in in_work.values():
+                        yield self.answer(lost)
+                    in_work.clear()
+            task = next_task() if len(in_work) < self.settings.together else None
+
     def close(self) -> None:
         """Let the process end, or end it."""
         if self._process is not None:
@@ -91,13 +124,21 @@ class WorkerProcess:
 
     def _ask(self, task: Task) -> tuple[Answered | None, int]:
         """The rows, or None and how the process ended."""
+        self._hand_over(task)
+        return self._heard()
+
+    def _hand_over(self, task: Task) -> None:
         if self._process is None:
             self._start()
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        assert self._process is not None and self._process.stdin is not None
         with contextlib.suppress(OSError):  # it died; the end of its output says so
-            process.stdin.write(task.to_json() + "\n")
-            process.stdin.flush()
+            self._process.stdin.write(task.to_json() + "\n")
+            self._process.stdin.flush()
+
+    def _heard(self) -> tuple[Answered | None, int]:
+        """The rows of the next image that is done, or None and how the process ended."""
+        process = self._process
+        assert process is not None and process.stdout is not None
         for line in process.stdout:
             if not line.endswith("\n"):
                 break  # it died while it wrote
@@ -146,7 +187,8 @@ class WorkerProcess:
 def run_on_this_machine(
     settings: Settings, tasks: Iterator[Task], workers: int, stopping: Callable[[], bool]
 ) -> Generator[Answered, None, None]:
-    """Answer the tasks, each in the order in which it is done; ``workers`` images at a time.
+    """Answer the tasks, each in the order in which it is done; by ``workers`` workers, each with
+    ``settings.together`` images at a time.
 
     Args:
         stopping: asked before a worker takes another task; when true, the images in work are brought to their end.
@@ -165,8 +207,8 @@ def run_on_this_machine(
 
     def serve(worker: WorkerProcess) -> None:
         try:
-            while (task := next_task()) is not None:
-                waiting.put(worker.answer(task))
+            for answered in worker.answer_many(next_task):
+                waiting.put(answered)
         except BaseException as problem:  # noqa: BLE001  raised again by whoever waits for the answers
             failed.set()
             waiting.put(problem)

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from xflow_core.domain.errors import BundleError, CallError
 from xflow_core.policies.medgemma import load_policies
-from xflow_core.policies.medgemma_layouts import choose_layout
+from xflow_core.policies.medgemma_layouts import bytes_needed, check_layout, choose_layout, layouts_here
 from xflow_core.radiograph.recipes import check_recipe
 from xflow_core.segmenters.sam3 import Sam3Segmenter
 from xflow_core.workflow.engine import Engine
@@ -38,8 +38,10 @@ def load(bundle: Bundle, device: str) -> Engine:
         CallError: the device is not here.
     """
     place = choose_device(device)
+    layout = os.environ.get(LAYOUT_VARIABLE) or "auto"
+    check_layout(layout, place)
     side = check_settings(bundle)
-    folders = bundle.verify_models()
+    folders = bundle.verify_models(anew=False)
     model_file_names(folders["language"], LANGUAGE_MODELS)
     model_file_names(folders["segmenter"], SEGMENTERS)
     with quiet_transformers():
@@ -47,33 +49,38 @@ def load(bundle: Bundle, device: str) -> Engine:
             adapter_file_names(folders[role])
             check_adapter(folders[role], folders["language"], bundle.bases["language"].id)
         segmenter = Sam3Segmenter.load(folders["segmenter"], side=side, recipe=bundle.preprocessing, device=place)
-        init_policy, revision_policy = load_policies(
+        policies = load_policies(
             base=folders["language"],
             adapters={role: folders[role] for role in bundle.adapters},
             settings=bundle.settings["policies"],
             recipe=bundle.preprocessing,
             device=place,
-            layout=os.environ.get(LAYOUT_VARIABLE) or "auto",
+            layout=layout,
         )
+    segmenter.make_room = policies.make_room
     return Engine(
         identity=bundle.identity,
         findings=bundle.findings,
-        init_policy=init_policy,
-        revision_policy=revision_policy,
+        init_policy=policies.init,
+        revision_policy=policies.revision,
         segmenter=segmenter,
     )
 
 
-def layout_here(bundle: Bundle) -> str:
-    """The layout that :func:`load` would take on this machine now.
+def layout_here(bundle: Bundle) -> tuple[str, dict[str, float]]:
+    """The layout that :func:`load` would take on this machine now, and the GiB that each one needs at 16 bits.
 
     Raises:
         BundleError: a model is not here.
+        CallError: the layout that was asked for is none, or cannot be had here.
     """
     folders = bundle.locate_models()
+    place = choose_device("auto")
     asked = os.environ.get(LAYOUT_VARIABLE) or "auto"
-    adapters = {role: folders[role] for role in bundle.adapters}
-    return choose_layout(choose_device("auto"), folders["language"], adapters) if asked == "auto" else asked
+    check_layout(asked, place)
+    base, adapters = folders["language"], {role: folders[role] for role in bundle.adapters}
+    needed = {name: round(bytes_needed(name, base, adapters) / 2**30, 1) for name in layouts_here(place)}
+    return (choose_layout(place, base, adapters) if asked == "auto" else asked), needed
 
 
 def choose_device(device: str) -> str:

@@ -88,14 +88,17 @@ class Bundle:
         """
         return {role: model.locate(self.name, self.folder) for role, model in self.models.items()}
 
-    def verify_models(self) -> dict[str, Path]:
+    def verify_models(self, *, anew: bool = True) -> dict[str, Path]:
         """The same, once every file of them was compared with the manifest's sha256.
+
+        Args:
+            anew: see :meth:`ModelFiles.verify`.
 
         Raises:
             BundleError: one is not here, or is altered.
         """
         self.locate_models()  # says what is missing before gigabytes are read
-        return {role: model.verify(self.name, self.folder) for role, model in self.models.items()}
+        return {role: model.verify(self.name, self.folder, anew=anew) for role, model in self.models.items()}
 
     @property
     def models(self) -> dict[str, ModelFiles]:

@@ -16,6 +16,8 @@ from typing import Any
 
 from xflow_core.domain.errors import BundleError
 
+from .known_files import LARGE_BYTES, known_sha256, sha256_once
+
 MODELS_VARIABLE = "XFLOW_MODELS"
 """Folders that hold models by id: ``<folder>/google/medgemma-1.5-4b-it``."""
 
@@ -76,20 +78,30 @@ class ModelFiles:
                 return folder
         raise BundleError(self._missing(bundle_name, bundle_folder))
 
-    def verify(self, bundle_name: str, bundle_folder: Path) -> Path:
+    def verify(self, bundle_name: str, bundle_folder: Path, *, anew: bool = True) -> Path:
         """The same, once every file was compared with the manifest's sha256.
+
+        Args:
+            anew: read every file; else large ones that were read before and have not changed since are taken as they
+                are (:mod:`.known_files`).
 
         Raises:
             BundleError: it is not here, or a file is not the one that the bundle was made with.
         """
         folder = self.locate(bundle_name, bundle_folder)
         for name, expected in self.files.items():
-            if file_sha256(folder / name) != expected:
+            if (file_sha256 if anew else sha256_once)(folder / name) != expected:
                 raise BundleError(
                     f"{folder / name} is not the file of {self.id} (revision {self.revision}) that the bundle "
                     f"{bundle_name!r} was made with; get that revision again."
                 )
         return folder
+
+    def unread(self, folder: Path) -> int:
+        """Bytes of its large files in ``folder`` that the next load will read to compare them with their sha256."""
+        sizes = {name: (folder / name).stat().st_size for name in self.files}
+        large = [name for name, size in sizes.items() if size >= LARGE_BYTES]
+        return sum(sizes[name] for name in large if known_sha256(folder / name) is None)
 
     def _places(self, bundle_folder: Path) -> Iterator[Path]:
         yield bundle_folder / self.folder

@@ -59,11 +59,30 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|merged|adapters|nf4",
+            help="How a foundation bundle's policies lie in memory; by default what fits (xflow doctor says which).",
+        ),
+    ] = None,
 ) -> None:
     """Options before the subcommand."""
+    if layout is not None:
+        # Through the environment, so that the workers of a batch have it, too.
+        before = os.environ.get("XFLOW_LAYOUT")
+        os.environ["XFLOW_LAYOUT"] = layout
+
+        def put_back() -> None:
+            os.environ.pop("XFLOW_LAYOUT")
+            if before is not None:
+                os.environ["XFLOW_LAYOUT"] = before
+
+        context.call_on_close(put_back)
 
 
 @app.command()
@@ -143,7 +162,15 @@ def batch(
         str | None, typer.Option("-i", "--instruction", metavar="TEXT|FILE", help="One, or a file with one a line.")
     ] = None,
     survey: Annotated[bool, Survey] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default one for each CPU.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each CPU.")] = None,
+    together: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Images that each of them has in work at a time; by default 4 with a foundation bundle, whose model "
+            "they share, else 1. Not on Ray.",
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each worker.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep results that are there, whole, and this call's.")
@@ -172,6 +199,7 @@ def batch(
         stages=stages,
         seed=seed,
         workers=workers,
+        together=together,
         threads=threads,
         resume=resume,
         ray=ray,

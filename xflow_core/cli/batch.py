@@ -33,6 +33,8 @@ REPORT_SECONDS = 60.0
 """Without a terminal there is no bar, but a line this often."""
 
 LARGE_BUNDLE_BYTES = 2**30
+TOGETHER = 4
+"""Images that a worker with a large language model has in work at a time: they share its passes."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class BatchCall:
     resume: bool
     ray: str | None
     image_minutes: float = 30.0
+    together: int | None = None
 
     def instructions(self) -> tuple[Instruction, ...]:
         """What is asked of every image, one instruction per finding; none when the list brings them.
@@ -141,6 +144,7 @@ def _job(call: BatchCall) -> Job:
             threads=threads,
             resume=call.resume,
             image_seconds=call.image_minutes * 60,
+            together=1 if call.ray is not None else call.together or (TOGETHER if bundle.models else 1),
         ),
         instructions=instructions,
         survey=call.survey,

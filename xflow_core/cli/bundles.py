@@ -63,7 +63,7 @@ def run_verify(name: str) -> None:
     bundle.verify()
     bundle.verify_models()
     count = len(bundle.files) + sum(len(model.files) for model in bundle.models.values())
-    typer.echo(f"{bundle.name} {bundle.version}: {count} files, all as the manifest says.")
+    typer.echo(f"{bundle.name} {bundle.version}: {count} files read, all as the manifest says.")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import typer
 
 from xflow_core import NOT_FOR_CLINICAL_USE, __version__
 from xflow_core.bundles.manifest import list_bundles
-from xflow_core.domain.errors import BundleError
+from xflow_core.domain.errors import BundleError, CallError
 
 # Module, distribution, what it is for.
 PARTS = (
@@ -29,6 +29,7 @@ PARTS = (
     ("transformers", "transformers", "the foundation bundle"),
     ("peft", "peft", "the foundation bundle's adapters"),
     ("accelerate", "accelerate", "the foundation bundle"),
+    ("bitsandbytes", "bitsandbytes", "the foundation bundle in four bits (memory layout nf4)"),
     ("trl", "trl", "training the policies"),
     ("pyarrow", "pyarrow", "the table of a batch"),
     ("ray", "ray", "batches over many machines"),
@@ -57,12 +58,15 @@ def _report() -> dict[str, Any]:
             }
             try:
                 bundle.verify()
-                bundle.locate_models()
+                folders = bundle.locate_models()
+                unread = sum(model.unread(folders[role]) for role, model in bundle.models.items())
+                if unread:
+                    state["to_verify_gb"] = round(unread / 1e9, 1)
                 if bundle.backend == "foundation" and find_spec("transformers") and find_spec("peft"):
                     from xflow_core.bundles.foundation_backend import layout_here
 
-                    state["layout"] = layout_here(bundle)
-            except BundleError as problem:
+                    state["layout"], state["layouts_gib"] = layout_here(bundle)
+            except (BundleError, CallError) as problem:
                 state["problem"] = str(problem)
             bundles.append(state)
     except BundleError as problem:
@@ -119,8 +123,12 @@ def _words(report: dict[str, Any]) -> list[str]:
         f"devices: {'; '.join(report['devices']) or 'none (torch is not installed: pip install xflow-core[engine])'}",
     ]
     for bundle in report["bundles"]:
-        layout = f", memory layout {bundle['layout']}" if "layout" in bundle else ""
-        state = bundle["problem"] or f"sound{layout}"
+        layout = ""
+        if "layout" in bundle:
+            needed = ", ".join(f"{name} needs {size} GiB" for name, size in bundle["layouts_gib"].items())
+            layout = f", memory layout {bundle['layout']} ({needed} on a GPU; --layout overrides it)"
+        unread = f", {bundle['to_verify_gb']} GB to be read once at the next load" if "to_verify_gb" in bundle else ""
+        state = bundle["problem"] or f"sound{layout}{unread}"
         lines.append(f"bundle {bundle['name']} {bundle['version']} ({bundle['backend']}): {state}")
     for part in report["parts"]:
         lines.append(f"{part['part']} {part['version'] or 'not installed'}: {part['for']}")

@@ -16,7 +16,11 @@ Without the constraint (``constrained: false``) the model writes what it likes; 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +30,17 @@ import torch
 from torch import Tensor
 
 from xflow_core.domain.errors import BundleError, EngineError, ValueRefused
-from xflow_core.domain.findings import CHEST, HEART, check_finding, lung_of, lungs_for, region_band, verdict_regions
+from xflow_core.domain.findings import (
+    CHEST,
+    FINDINGS,
+    HEART,
+    LUNGS,
+    check_finding,
+    lung_of,
+    lungs_for,
+    region_band,
+    verdict_regions,
+)
 from xflow_core.domain.geometry import Box
 from xflow_core.domain.instruction import Instruction
 from xflow_core.domain.trace import Click, GroundedLung, LesionBox, Verdict
@@ -36,13 +50,17 @@ from xflow_core.radiograph.recipes import check_recipe, recipe_grey
 from . import transcript
 from .calibration import Calibration
 from .medgemma_decoding import PieceTokens, Written, decode
-from .medgemma_layouts import load_in_layout
+from .medgemma_layouts import LaidOutPolicies, layout_and_next, load_in_layout
 from .medgemma_model import Conversation, MedGemma, Pictures, seeded
 from .medgemma_pictures import overlaid, squared
 from .protocols import Decision, Done, InitPolicy, RevisionPolicy
 from .transcript import Choice, Number, Plan, SquareFrame, TranscriptError
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
+
+KEPT_CONVERSATIONS = 4
+"""Radiographs whose conversations a policy keeps, the newest: a cache is 139 KB a token at full size."""
 
 INIT, REVISION = "init", "revision"
 ANSWERS = ("transcript", "box_2d")
@@ -116,7 +134,7 @@ def load_policies(
     recipe: str,
     device: str,
     layout: str = "auto",
-) -> tuple[InitPolicy, RevisionPolicy]:
+) -> LaidOutPolicies:
     """The two policies.
 
     Args:
@@ -128,7 +146,7 @@ def load_policies(
         layout: how they lie in memory (:mod:`.medgemma_layouts`); ``auto`` chooses by what is free.
 
     Raises:
-        BundleError: settings or weights do not fit.
+        BundleError: settings or weights do not fit, or the tokenizer (:func:`check_tokenizer`).
         CallError: no such layout.
         EngineError: the memory does not suffice.
     """
@@ -138,10 +156,53 @@ def load_policies(
     if unknown:
         raise BundleError(f"The bundle has an adapter {sorted(unknown)[0]!r}; known: {INIT}, {REVISION}.")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    models = load_in_layout(layout, base, adapters, device=device, dtype=dtype)
-    if known.answers == "box_2d":
-        return ZeroShotInitPolicy(models[INIT], known, recipe), NoRevision()
-    return MedGemmaInitPolicy(models[INIT], known, recipe), MedGemmaRevisionPolicy(models[REVISION], known, recipe)
+
+    def load(name: str) -> tuple[InitPolicy, RevisionPolicy]:
+        models = load_in_layout(name, base, adapters, device=device, dtype=dtype)
+        tokenizer, end = models[INIT].processor.tokenizer, models[INIT].end
+        check_tokenizer(PieceTokens(tokenizer, end), known)
+        if known.answers == "box_2d":
+            return ZeroShotInitPolicy(models[INIT], known, recipe), NoRevision()
+        return MedGemmaInitPolicy(models[INIT], known, recipe), MedGemmaRevisionPolicy(models[REVISION], known, recipe)
+
+    return LaidOutPolicies(layout_and_next(layout, base, adapters, device), load, device)
+
+
+def check_tokenizer(tokens: PieceTokens, settings: PolicySettings) -> None:
+    """Whether the tokenizer cuts whole answers as decoding does, piece by piece (:meth:`PieceTokens.cuts_alike`).
+
+    Policies that were taught transcripts as whole texts know no other tokens, so a tokenizer that cuts them otherwise
+    is refused. The base model, asked in its own way, reads any cut; there the log says so.
+
+    Raises:
+        BundleError: it does not, and the policies write transcripts.
+    """
+    frame = SquareFrame((1000, 800), settings.grid)
+    box = Box(0.1, 0.2, 0.45, 0.9)
+    if settings.answers == "box_2d":
+        numbers = frame.numbers_of_box(box)
+        digits = [str(numbers[axis]) for axis in (1, 0, 3, 2)]
+        answers = [transcript.write(transcript.boxes_2d_plan(LUNGS, frame), digits * len(LUNGS))]
+    else:
+        regions = [*LUNGS, *(f"{lung} zone lung" for lung in ("right upper", "left mid", "right apical")), HEART]
+        stage1 = transcript.write_lungs([GroundedLung(lung, box) for lung in LUNGS], frame)
+        stage1 += transcript.write_verdicts([Verdict(region, bool(k % 2)) for k, region in enumerate(regions)])
+        answers = [[*stage1, *transcript.write_boxes(finding, [box, box], frame)] for finding in FINDINGS]
+        answers += [
+            transcript.write_click(Click(polarity, box.centre), frame, settings.thoughts)
+            for polarity in ("positive", "negative")
+        ]
+    for pieces in answers:
+        if tokens.cuts_alike(pieces):
+            continue
+        said = (
+            "The bundle's tokenizer cuts a whole answer into other tokens than XFlow's decoding does, which writes it "
+            f"piece by piece ({''.join(pieces)[:60]!r}..)"
+        )
+        if settings.answers != "box_2d":
+            raise BundleError(f"{said}; policies taught with it would be forced to write what they never saw.")
+        LOG.warning("%s; the base model's boxes may suffer.", said)
+        return
 
 
 def question(instruction: Instruction) -> str:
@@ -170,14 +231,44 @@ class _Writer:
         self.settings = settings
         self._recipe = recipe
         self._tokens = PieceTokens(gemma.processor.tokenizer, gemma.end)
-        # The newest radiograph's only: a cache is 139 KB a token at full size.
-        self._open: tuple[Pictures, Conversation] | None = None
+        self._open: OrderedDict[int, _Held] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def about(self, image: EncodedRadiograph) -> Iterator[_View]:
+        """The model and the conversation about a radiograph, for one decision of this thread.
+
+        A second thread about the same radiograph waits; those about others share the model's passes.
+        """
+        held = self._held(image)
+        view = _View(self, image, held.pictures, held.conversation)
+        view.prepare()
+        with held.lock, self.gemma.using(self.adapter):
+            yield view
 
     def view(self, image: EncodedRadiograph) -> _View:
+        """The same, to look at: it decides nothing."""
+        held = self._held(image)
+        return _View(self, image, held.pictures, held.conversation)
+
+    def _held(self, image: EncodedRadiograph) -> _Held:
         pictures: Pictures = image.feature(f"medgemma.{self.adapter}", lambda _: Pictures())
-        if self._open is None or self._open[0] is not pictures:
-            self._open = pictures, Conversation(self.gemma)
-        return _View(self, image, *self._open)
+        with self._lock:
+            held = self._open.setdefault(id(pictures), _Held(pictures, Conversation(self.gemma)))
+            self._open.move_to_end(id(pictures))
+            if len(self._open) > KEPT_CONVERSATIONS:
+                # Whoever is deciding in it goes on with it.
+                self._open.popitem(last=False)
+            return held
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """The conversation about a radiograph, and a lock for whoever decides in it."""
+
+    pictures: Pictures
+    conversation: Conversation
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 class _View:
@@ -204,6 +295,10 @@ class _View:
             f"medgemma.square.{self._writer._recipe}.{side}", lambda _: squared(grey, side)
         )
         return square
+
+    def prepare(self) -> None:
+        """Draw the radiograph, which takes long and needs no model."""
+        _ = self._square
 
     def source(self) -> list[int]:
         """The radiograph's symbols."""
@@ -338,8 +433,8 @@ class MedGemmaInitPolicy(_Writer):
     def ground_lungs(
         self, image: EncodedRadiograph, instruction: Instruction, lungs: Sequence[str], *, seed: int
     ) -> Decision[tuple[GroundedLung, ...]]:
-        with self.gemma.using(self.adapter):
-            view, prefix = self._asked(image, instruction)
+        with self.about(image) as view:
+            prefix = self._asked(view, instruction)
             if not self.settings.constrained:
                 answer = self._freely(view, prefix, [], image, instruction, seed)
                 return Decision(answer.lungs, "".join(transcript.write_lungs(answer.lungs, view.frame)))
@@ -357,8 +452,8 @@ class MedGemmaInitPolicy(_Writer):
         seed: int,
     ) -> Decision[tuple[Verdict, ...]]:
         calibration = self.settings.of(instruction.finding)
-        with self.gemma.using(self.adapter):
-            view, prefix = self._asked(image, instruction)
+        with self.about(image) as view:
+            prefix = self._asked(view, instruction)
             before = transcript.write_lungs(lungs, view.frame)
             start = [*prefix, *view.encode(before)]
             if not self.settings.constrained:
@@ -380,8 +475,8 @@ class MedGemmaInitPolicy(_Writer):
     ) -> Decision[tuple[LesionBox, ...]]:
         finding, most = instruction.finding, self.settings.boxes_per_region
         regions, bands = _bands(verdicts, lungs)
-        with self.gemma.using(self.adapter):
-            view, prefix = self._asked(image, instruction)
+        with self.about(image) as view:
+            prefix = self._asked(view, instruction)
             before = [*transcript.write_lungs(lungs, view.frame), *transcript.write_verdicts(verdicts)]
             if self.settings.constrained:
                 plan = transcript.boxes_plan(finding, view.frame, bands=bands, most=most)
@@ -394,10 +489,9 @@ class MedGemmaInitPolicy(_Writer):
         found = [(regions[owner], box) for owner, box in zip(owners, boxes, strict=True)]
         return Decision(_lesions(finding, found, regions), text)
 
-    def _asked(self, image: EncodedRadiograph, instruction: Instruction) -> tuple[_View, list[int]]:
-        view = self.view(image)
+    def _asked(self, view: _View, instruction: Instruction) -> list[int]:
         (prefix,) = view.turns([([view.source()], question(instruction))])
-        return view, prefix
+        return prefix
 
     def _freely(
         self,
@@ -446,8 +540,7 @@ class MedGemmaRevisionPolicy(_Writer):
             masks, clicks = masks[-1:], ()
         if len(clicks) >= self.settings.max_clicks:
             return Decision(Done("no_progress"))
-        with self.gemma.using(self.adapter):
-            view = self.view(image)
+        with self.about(image) as view:
             first, *others = [view.overlay(mask) for mask in masks]
             turns = view.turns([([view.source(), first], question(instruction)), *(([each], "") for each in others)])
             symbols = turns[0]
@@ -472,8 +565,7 @@ class ZeroShotInitPolicy(_Writer):
     def ground_lungs(
         self, image: EncodedRadiograph, instruction: Instruction, lungs: Sequence[str], *, seed: int
     ) -> Decision[tuple[GroundedLung, ...]]:
-        with self.gemma.using(self.adapter):
-            view = self.view(image)
+        with self.about(image) as view:
             found, text = self._boxes(view, f"Where is the {' and the '.join(lungs)}?", lungs, None, seed)
         return Decision(tuple(GroundedLung(label, box) for label, box in found), text)
 
@@ -489,8 +581,7 @@ class ZeroShotInitPolicy(_Writer):
         calibration = self.settings.of(instruction.finding)
         verdicts: list[Verdict] = []
         texts = []
-        with self.gemma.using(self.adapter):
-            view = self.view(image)
+        with self.about(image) as view:
             for region in regions:
                 asked = f"Is there {instruction.finding}{_inside(region)}? Answer yes or no."
                 (prefix,) = view.turns([([view.source()], asked)])
@@ -512,8 +603,7 @@ class ZeroShotInitPolicy(_Writer):
         regions, bands = _bands(verdicts, lungs)
         found: list[tuple[str, Box]] = []
         texts = []
-        with self.gemma.using(self.adapter):
-            view = self.view(image)
+        with self.about(image) as view:
             for region, band in zip(regions, bands, strict=True):
                 asked = f"Where is the {finding}{_inside(region)}?"
                 boxes, text = self._boxes(view, asked, [finding], [band], seed)

@@ -10,6 +10,10 @@ at full size; the masks, which are made here, close the window of the sliding la
 ``transformers``' own: causal, plus both ways inside one image, which is therefore never fed in two parts. Exact means
 up to rounding: products of other shapes round otherwise, and in bfloat16 that may tip two tokens that are as good as
 equal.
+
+Threads that decide at the same time share passes: each waits with what it would feed until all have something, and one
+pass of the model takes it all, so that the weights are read once for it. The sequences lie one behind the other, each
+with its own places and its own cache, and see nothing of one another; what comes out is equal up to the same rounding.
 """
 
 from __future__ import annotations
@@ -29,12 +33,20 @@ from peft import PeftModel, get_peft_model_state_dict
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoProcessor, DynamicCache, Gemma3ForConditionalGeneration
+from torch.nn import functional as F
+from transformers import AutoProcessor, BitsAndBytesConfig, DynamicCache, Gemma3ForConditionalGeneration
 
 from xflow_core.domain.errors import BundleError, EngineError
 
 _KEPT_PICTURES = 64  # soft tokens of one picture are 1.3 MB at full size
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    SafetensorError,
+)  # and an OutOfMemoryError, which is no fault of the files
 
 
 @dataclass
@@ -62,20 +74,31 @@ class Work:
 class MedGemma:
     """A Gemma3 model with its processor, and the adapters that make policies of it.
 
-    One thread at a time computes; :meth:`using` waits for its turn. Adapters hold LoRA weights and, where they were
-    trained with one, a vision tower of their own; switching between them is exact.
+    Threads that are inside :meth:`using` at the same time share passes (:meth:`step`); one at a time computes. Adapters
+    hold LoRA weights and, where they were trained with one, a vision tower of their own; switching between them is
+    exact.
 
     Args:
         model: in evaluation mode on its device; a ``PeftModel`` when it has adapters.
         processor: its ``Gemma3Processor``.
+        fixed_caches: keep each conversation in a :class:`FixedCache` instead of one that grows; the same, up to
+            rounding.
     """
 
-    def __init__(self, model: Gemma3ForConditionalGeneration | PeftModel, processor: Any) -> None:
+    def __init__(
+        self, model: Gemma3ForConditionalGeneration | PeftModel, processor: Any, *, fixed_caches: bool = False
+    ) -> None:
+        self.fixed_caches = fixed_caches
         self._peft = model if isinstance(model, PeftModel) else None
         self.gemma: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self.processor = processor
         self.work = Work()
-        self._lock = threading.RLock()
+        self._compute = threading.RLock()
+        self._active: str | None = None  # the adapter that was switched to last
+        self._gate = threading.Condition()
+        self._deciding = 0  # threads inside `using`
+        self._waiting: list[_Step] = []
+        self._own = threading.local()  # the thread's adapters, the innermost `using`'s last
         config = self.gemma.config
         self.image_token: int = config.image_token_id
         self.image_tokens = (self.image_token, config.boi_token_index, config.eoi_token_index)
@@ -92,12 +115,15 @@ class MedGemma:
         device: str = "cpu",
         dtype: torch.dtype,
         merge: bool = False,
+        four_bits: bool = False,
     ) -> MedGemma:
         """From local folders; nothing is downloaded, no code of theirs is run, weights are safetensors only.
 
         Args:
             base: config, processor, tokenizer and weights. adapters: PEFT folders by name.
             merge: add the adapter (there is one at most) into the base's weights; it is then no adapter any more.
+            four_bits: the products of the language layers in NF4 (bitsandbytes), computed in ``dtype``; all else in
+                ``dtype``.
 
         Raises:
             BundleError: a part is missing, damaged, or made for another model; nothing is kept of what was loaded.
@@ -113,7 +139,10 @@ class MedGemma:
                 use_safetensors=True,
                 attn_implementation="sdpa",
                 output_loading_info=True,
+                **(_in_four_bits(device, dtype) if four_bits else {}),
             )
+        except torch.OutOfMemoryError:
+            raise
         except _UNREADABLE as problem:
             raise BundleError(f"{base} cannot be loaded as a Gemma3 model with its processor: {problem}") from None
         lacking = sorted([*told["missing_keys"], *(str(entry[0]) for entry in told["mismatched_keys"])])
@@ -134,27 +163,129 @@ class MedGemma:
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
-        """The model alone for this thread, with one adapter, or none where it has none of that name."""
-        with self._lock, torch.inference_mode():
+        """The model for this thread's decision, with one adapter, or none where it has none of that name.
+
+        Others wait for this thread's next step: what takes long and needs no model is done outside.
+        """
+        own: list[str | None] = self._own.__dict__.setdefault("adapters", [])
+        own.append(adapter)
+        if len(own) == 1:
+            with self._gate:
+                self._deciding += 1
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            own.pop()
+            if not own:
+                with self._gate:
+                    self._deciding -= 1
+                    self._gate.notify_all()
+
+    @contextmanager
+    def _switched(self, adapter: str | None) -> Iterator[None]:
+        """The model alone for this thread, with an adapter or none."""
+        with self._compute:
             if self._peft is None:
                 yield
             elif adapter in self._peft.peft_config:
-                self._peft.set_adapter(adapter, inference_mode=True)
+                if self._active != adapter:
+                    self._peft.set_adapter(adapter, inference_mode=True)
+                    self._active = adapter
                 yield
             else:
+                self._active = None
                 with self._peft.disable_adapter():
                     yield
 
     def soft_tokens(self, picture: np.ndarray) -> Tensor:
-        """A picture through the vision tower and the projector: ``[tokens, hidden]``.
+        """A picture through the vision tower and the projector: ``[tokens, hidden]``. Call it inside :meth:`using`.
 
         picture: uint8 ``[S, S, 3]``, square.
         """
-        self.work.encoded += 1
         processed = self.processor.image_processor(images=[Image.fromarray(picture)], return_tensors="pt")
         pixels = processed["pixel_values"].to(self.device, self.gemma.dtype)
-        tokens: Tensor = self.gemma.model.get_image_features(pixels, return_dict=True).pooler_output[0]
+        with self._switched(self._own.adapters[-1]):
+            self.work.encoded += 1
+            tokens: Tensor = self.gemma.model.get_image_features(pixels, return_dict=True).pooler_output[0]
         return tokens
+
+    def step(self, step: _Step) -> Tensor:
+        """The logits ``[vocabulary]`` after a step, which shares its pass with those of the other threads that decide.
+
+        Raises:
+            _Again: the pass that it shared failed; the step's conversation is empty.
+        """
+        step.adapter = self._own.adapters[-1]
+        mine: list[_Step] = []
+        with self._gate:
+            self._waiting.append(step)
+            try:
+                while not step.done and not mine:
+                    if len(self._waiting) == self._deciding:
+                        mine, self._waiting = self._waiting, []
+                    else:
+                        self._gate.wait()
+            finally:
+                if step in self._waiting:  # this thread was interrupted; the others do not wait for it
+                    self._waiting.remove(step)
+        if mine:
+            try:
+                self._take(mine)
+            finally:
+                with self._gate:
+                    for each in mine:
+                        each.done = True
+                    self._gate.notify_all()
+        if step.failure is not None:
+            raise step.failure
+        if step.logits is None:
+            raise EngineError("The language model was interrupted.")
+        return step.logits
+
+    def _take(self, steps: Sequence[_Step]) -> None:
+        """The passes that the steps need: one for all of an adapter, but for those that want theirs alone."""
+        shared: dict[str | None, list[_Step]] = {}
+        for step in steps:
+            if not step.alone:
+                shared.setdefault(step.adapter, []).append(step)
+        for group in [*shared.values(), *([step] for step in steps if step.alone)]:
+            try:
+                with self._switched(group[0].adapter):
+                    self._pass(group)
+            except Exception as problem:  # noqa: BLE001  raised again in the thread whose step it is
+                for step in group:
+                    # A pass that failed half-way (out of memory) may have grown some layers: nothing is used again.
+                    step.conversation.forget()
+                    step.failure = problem if len(group) == 1 else _Again()
+
+    def _pass(self, group: Sequence[_Step]) -> None:
+        device = self.device
+        self.work.passes += 1
+        self.work.fed += sum(len(step.symbols) - step.kept for step in group)
+        looks = [
+            masks(step.symbols, step.kept, self.window, device, step.conversation.room(step.kept, len(step.symbols)))
+            for step in group
+        ]
+        places = torch.cat([torch.arange(step.kept, len(step.symbols), device=device) for step in group])
+        if len(group) == 1:
+            (step,), (mask,) = group, looks
+            more: dict[str, Any] = {"cache": step.conversation.cache, "logits_to_keep": 1}
+            embedded = step.embedded
+        else:
+            diagonal: Any = torch.block_diag
+            mask = {kind: diagonal(*(look[kind][0, 0] for look in looks)).bool()[None, None] for kind in looks[0]}
+            lengths = [step.embedded.shape[1] for step in group]
+            more = {
+                "cache": _SideBySide([step.conversation.cache for step in group], lengths),
+                "logits_to_keep": torch.tensor(lengths, device=device).cumsum(0) - 1,
+            }
+            embedded = torch.cat([step.embedded for step in group], dim=1)
+        out = self.gemma(inputs_embeds=embedded, attention_mask=mask, position_ids=places[None], use_cache=True, **more)
+        logits = out.logits[0]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        for step, row in zip(group, logits, strict=True):
+            step.logits = row
 
     def tokens_of(self, text: str, images: Sequence[Sequence[int]]) -> list[int]:
         """Symbols of a part of a rendered chat: its tokens, with each ``<start_of_image>`` grown to an image's symbols
@@ -194,6 +325,21 @@ class MedGemma:
         return turns
 
 
+def _in_four_bits(device: str, dtype: torch.dtype) -> dict[str, Any]:
+    settings: Any = BitsAndBytesConfig
+    return {
+        "quantization_config": settings(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            # By their full names: transformers does not know "vision_tower" alone.
+            llm_int8_skip_modules=["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+        ),
+        "device_map": {"": device},
+    }
+
+
 def _with_adapter(model: Gemma3ForConditionalGeneration | PeftModel, name: str, folder: Path) -> PeftModel:
     try:
         with safe_open(folder / "adapter_model.safetensors", "pt") as weights:
@@ -210,6 +356,8 @@ def _with_adapter(model: Gemma3ForConditionalGeneration | PeftModel, name: str, 
         if odd:
             raise ValueError(f"{odd[0]} {'has no place in it' if odd[0] in given else 'is lacking'}")
         return adapted
+    except torch.OutOfMemoryError:
+        raise
     except _UNREADABLE as problem:
         first = str(problem).strip().splitlines()[0] if str(problem).strip() else repr(problem)
         raise BundleError(f"The adapter in {folder} does not fit the base model, or is damaged: {first}") from None
@@ -249,16 +397,28 @@ class Pictures:
 
 
 class Conversation:
-    """The key-value cache of one policy about one radiograph. Call it only inside ``gemma.using(adapter)``."""
+    """The key-value cache of one policy about one radiograph. Call it only inside ``gemma.using(adapter)``, one thread
+    at a time."""
 
     def __init__(self, gemma: MedGemma) -> None:
         self._gemma = gemma
-        self._cache = DynamicCache()
+        self.cache: DynamicCache | FixedCache = self._new_cache()
         self._symbols: list[int] = []
         self._logits: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._symbols)
+
+    def forget(self) -> None:
+        """Nothing of it is kept; the next question feeds all anew."""
+        self.cache, self._symbols, self._logits = self._new_cache(), [], None
+
+    def _new_cache(self) -> DynamicCache | FixedCache:
+        return FixedCache() if self._gemma.fixed_caches else DynamicCache()
+
+    def room(self, kept: int, length: int) -> int:
+        """Places of its cache in a pass that feeds the symbols from ``kept`` to ``length``."""
+        return self.cache.begin(kept, length) if isinstance(self.cache, FixedCache) else length
 
     def after(self, symbols: Sequence[int], features: Callable[[int], Tensor]) -> Tensor:
         """The logits ``[vocabulary]``, float32 or finer, of what follows ``symbols``.
@@ -274,22 +434,25 @@ class Conversation:
             kept -= 1  # the last one is fed again: its logits are gone
         self._logits = None
         if kept < len(self._symbols):
-            self._cache.crop(kept - len(self._symbols))
+            if isinstance(self.cache, DynamicCache):
+                self.cache.crop(kept - len(self._symbols))
             self._symbols = self._symbols[:kept]
         try:
-            self._logits = self._feed(symbols, kept, features)
+            try:
+                logits = self._gemma.step(_Step(self, symbols, kept, self._embedded(symbols[kept:], features)))
+            except _Again:
+                # Together it was too much, or another one's fault: alone.
+                logits = self._gemma.step(_Step(self, symbols, 0, self._embedded(symbols, features), alone=True))
         except BaseException:
-            # A pass that failed half-way (out of memory) may have grown some layers: nothing of it is used again.
-            self._cache, self._symbols = DynamicCache(), []
+            self.forget()
             raise
-        self._symbols = symbols
-        return self._logits
+        self._symbols, self._logits = symbols, logits
+        return logits
 
-    def _feed(self, symbols: list[int], kept: int, features: Callable[[int], Tensor]) -> Tensor:
-        gemma, device = self._gemma, self._gemma.device
-        new = symbols[kept:]
-        ids = torch.tensor([[max(symbol, 0) for symbol in new]], device=device)
-        embedded = gemma.gemma.get_input_embeddings()(ids)
+    def _embedded(self, new: list[int], features: Callable[[int], Tensor]) -> Tensor:
+        """What is fed for new symbols: ``[1, symbols, hidden]``."""
+        ids = torch.tensor([[max(symbol, 0) for symbol in new]], device=self._gemma.device)
+        embedded: Tensor = self._gemma.gemma.get_input_embeddings()(ids)
         start = 0
         while start < len(new):
             length = 1
@@ -300,17 +463,82 @@ class Conversation:
                     raise EngineError("An image's tokens do not stand together in the conversation.")
                 embedded[0, start : start + length] = soft.to(embedded.dtype)
             start += length
-        gemma.work.passes += 1
-        gemma.work.fed += len(new)
-        out = gemma.gemma(
-            inputs_embeds=embedded,
-            attention_mask=masks(symbols, kept, gemma.window, device),
-            cache=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = out.logits[0, -1]
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return embedded
+
+
+class _Again(Exception):
+    """A pass that several conversations shared failed."""
+
+
+@dataclass(eq=False)
+class _Step:
+    """What a conversation feeds, and what comes of it.
+
+    symbols: the whole conversation. kept: of these, how many its cache holds. embedded: the others, ``[1, n, hidden]``.
+    alone: it shares no pass.
+    """
+
+    conversation: Conversation
+    symbols: list[int]
+    kept: int
+    embedded: Tensor
+    alone: bool = False
+    adapter: str | None = None
+    logits: Tensor | None = None
+    failure: Exception | None = None
+    done: bool = False
+
+
+class FixedCache:
+    """Keys and values in places made beforehand, 1024 and then twice as many whenever they are full.
+
+    A pass writes its own places and sees all of them; the mask leaves out those that hold nothing, or what was cut off.
+    So a token does not copy the whole cache, as one that grows does, and passes of as many symbols have the same shapes
+    and the same addresses, which a recorded CUDA graph needs.
+    """
+
+    def __init__(self, room: int = 1024) -> None:
+        self._room = room
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._at = (0, 0)
+
+    def begin(self, kept: int, length: int) -> int:
+        """Get ready for a pass that feeds the symbols from ``kept`` to ``length``; how many places it sees."""
+        self._at = kept, length
+        while self._room < length:
+            self._room *= 2
+        return self._room
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """New keys and values ``[1, heads, symbols, size]`` of a layer in, those of all places out."""
+        kept, length = self._at
+        held = self._layers.get(layer)
+        if held is None or held[0].shape[2] < self._room:
+            grown = tuple(new.new_zeros((*new.shape[:2], self._room, new.shape[3])) for new in (keys, values))
+            for old, larger in zip(held or (), grown, strict=False):
+                larger[:, :, :kept] = old[:, :, :kept]
+            held = self._layers[layer] = grown[0], grown[1]
+        held[0][:, :, kept:length] = keys
+        held[1][:, :, kept:length] = values
+        return held
+
+
+class _SideBySide:
+    """The caches of several conversations as one sequence's: each takes its own new keys and values, and all that they
+    hold is looked at, one conversation behind the other.
+
+    lengths: new symbols of each.
+    """
+
+    def __init__(self, caches: Sequence[DynamicCache | FixedCache], lengths: list[int]) -> None:
+        self._caches = caches
+        self._lengths = lengths
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """New keys and values ``[1, heads, symbols, size]`` of a layer in, all of them out."""
+        new = zip(*(torch.split(each, self._lengths, dim=2) for each in (keys, values)), strict=True)
+        held = [cache.update(*own, layer) for cache, own in zip(self._caches, new, strict=True)]
+        return torch.cat([k for k, _ in held], dim=2), torch.cat([v for _, v in held], dim=2)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -322,10 +550,12 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return count
 
 
-def masks(symbols: Sequence[int], kept: int, window: int, device: torch.device) -> dict[str, Tensor]:
+def masks(
+    symbols: Sequence[int], kept: int, window: int, device: torch.device, room: int | None = None
+) -> dict[str, Tensor]:
     """What the symbols from ``kept`` on may look at, for each kind of layer: bool
-    ``[1, 1, len(symbols) - kept, len(symbols)]``. Before them, in the same image, and in sliding layers not further
-    back than ``window``."""
+    ``[1, 1, len(symbols) - kept, room]``, where ``room`` is by default ``len(symbols)``. Before them, in the same
+    image, and in sliding layers not further back than ``window``."""
     signs = torch.tensor(symbols, device=device)
     index = torch.arange(len(symbols), device=device)
     # Numbered by where a block of equal symbols starts, so that a picture shown twice makes two blocks.
@@ -336,8 +566,10 @@ def masks(symbols: Sequence[int], kept: int, window: int, device: torch.device) 
     together = (block[kept:, None] == block[None]) & (block[None] > 0)
     before = index[None] <= rows
     near = index[None] > rows - window
+    beyond = (0, (room or len(symbols)) - len(symbols))
     full = before | together
-    sliding = full & near
+    sliding = F.pad(full & near, beyond, value=False)
+    full = F.pad(full, beyond, value=False)
     return {"full_attention": full[None, None], "sliding_attention": sliding[None, None]}
 
 

@@ -485,14 +485,16 @@ def boxes_2d_plan(
     (low_x, low_y), (high_x, high_y) = frame.lows, frame.highs
     for index, label in enumerate(labels):
         left, top, right, bottom = _whole(frame) if bands is None else frame.numbers_of_box(bands[index])
-        yield '[{"box_2d": [' if index == 0 else ', {"box_2d": ['
+        if index == 0:
+            yield '[{"box_2d": ['
         y1 = int((yield Number(low_y, min(bottom - 1, high_y - least), ", ")))
         x1 = int((yield Number(low_x, min(right - 1, high_x - least), ", ")))
         y2 = int((yield Number(max(y1 + least, top + 1), high_y, ", ")))
-        x2 = int((yield Number(max(x1 + least, left + 1), high_x, "]")))
-        yield f', "label": {json.dumps(label)}}}'
+        # One piece up to the next digit: Gemma has tokens such as "]," and "},", which a cut there would part.
+        following = ', {"box_2d": [' if index + 1 < len(labels) else "]"
+        then = f'], "label": {json.dumps(label)}}}{following}'
+        x2 = int((yield Number(max(x1 + least, left + 1), high_x, then)))
         found.append((label, frame.box(x1, y1, x2, y2)))
-    yield "]"
     yield END
     return tuple(found)
 

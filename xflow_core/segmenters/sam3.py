@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ class Sam3Segmenter:
         self._side: int = model.prompt_encoder.input_image_size
         # An image may outlive the segmenter, and meet another one.
         self._feature = f"sam3.{next(_segmenters)}"
+        self._lock = threading.Lock()  # one at a time: the encoder's activations are 1.5 GB
+        self.make_room: Callable[[], bool] | None = None
+        """Frees memory of others when this one's does not suffice, and says whether it could."""
 
     @classmethod
     def load(cls, folder: Path, *, side: int, recipe: str, device: str = "cpu") -> Sam3Segmenter:
@@ -94,6 +98,21 @@ class Sam3Segmenter:
                 raise ValueRefused("A prompt needs a box or at least one click; this one has neither.")
             if prompt.previous is not None and prompt.previous.mask.shape != size:
                 raise ValueRefused(f"The previous mask is of {prompt.previous.mask.shape} pixels, the image of {size}.")
+        with self._lock:
+            try:
+                return self._answer(image, prompts)
+            except torch.OutOfMemoryError:
+                if self.make_room is None:
+                    raise
+            # Not in the clause above: the exception holds on to what was being computed.
+            if not self.make_room():
+                raise EngineError(
+                    "The memory does not suffice for the segmenter; free some of it, or use another device."
+                )
+            return self._answer(image, prompts)
+
+    def _answer(self, image: EncodedRadiograph, prompts: Sequence[Prompt]) -> list[Prediction]:
+        size = image.radiograph.record.size
         maps = self.embedding(image)
         alone = [k for k, prompt in enumerate(prompts) if not prompt.clicks and prompt.previous is None]
         found: dict[int, Prediction] = {}
