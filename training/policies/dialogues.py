@@ -1,8 +1,8 @@
 """A policy's examples as conversations, and conversations as tokens: exactly those of inference.
 
 The turns are rendered by :meth:`MedGemma.turns`, the answers cut by :class:`PieceTokens`, the pictures drawn by
-:mod:`xflow_core.policies.medgemma_pictures`: the functions that the policies themselves call. So what is learnt and what
-is asked cannot drift apart.
+:mod:`xflow_core.policies.medgemma_pictures`: the functions that the policies themselves call. So what is learnt and
+what is asked cannot drift apart.
 """
 
 from __future__ import annotations
