@@ -1,4 +1,4 @@
-"""``python -m training train-policy STAGE --data ROOT --rows DIR --base DIR --out DIR``: one stage of a policy's training.
+"""``python -m training train-policy STAGE --data ROOT --rows DIR --base DIR --out DIR2``: one stage of the policies.
 
 Stages, in the paper's order: ``init-sft``, ``init-rl``, ``rev-sft`` (both from init-sft's adapter), ``rev-rl`` (from
 rev-sft's). Rows are those of ``python -m training instructions`` for pi_init, ``trajectories`` for pi_rev. Under

@@ -32,7 +32,7 @@ from xflow_core.policies.transcript import write_click
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.segmenters.protocol import Prediction, Prompt
 
-SIZE = (60, 50)
+SIZE = (120, 100)
 RECIPE = "mimic-cxr-jpg"
 LORA = LoraSettings(4, 8)
 SFT = SftSettings(rate=1e-3, tower_rate=0.3, weight_decay=0.0, clip=1.0, batch=2, epochs=1)
@@ -150,7 +150,7 @@ def test_training_reads_the_tokens_that_inference_reads(base: Path, folder: Path
     click = Click("positive", Point(0.75, 0.4))
     policy.revise(
         image,
-        parse_instruction(row["instruction"]),
+        parse_instruction(row["instruction"])[0],
         LesionBox(0, "opacity", Box(0.6, 0.3, 0.8, 0.5), "left lung"),
         [POOR, TRUTH],
         [click],
@@ -191,11 +191,12 @@ def test_sft_moves_adapters_and_tower_at_their_rates_and_gives_an_adapter_that_r
     assert any("vision_tower" in name for name in changed) and any("lora_B" in name for name in changed)
     rates = [group["initial_lr"] for group in trainer.optimizer.param_groups]
     assert rates == pytest.approx([1e-3, 3e-4])
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
     init, _ = load_policies(base=base, adapters={"init": run.out}, settings={}, recipe=RECIPE, device="cpu")
     image = radiographs.read("a.png")
-    said = init.ground_lungs(image, parse_instruction("Segment the opacity in the left lung."), ["left lung"], seed=0)
+    asked = parse_instruction("Segment the opacity in the left lung.")[0]
+    said = init.ground_lungs(image, asked, ["left lung"], seed=0)
     assert said.value[0].label == "left lung"
     # pi_rev goes on from there, adapters and tower.
     further, _ = load_to_train(base, run.out, LORA, tower=True)
@@ -342,6 +343,8 @@ def test_probabilities_in_the_update_are_those_at_sampling(
             model, ids, mask, batch["completion_ids"].shape[1], **fields
         )
     assert torch.equal(fields["token_type_ids"] == 1, ids == gemma.image_token)
+    blind = fields | {"token_type_ids": torch.zeros_like(ids)}
+    other = fields | {"pixel_values": fields["pixel_values"].flip(0)}
     own = (batch["tool_mask"] * batch["completion_mask"]).bool()
     # Put together what was drawn, turn by turn.
     playing = [0, 1, 2, 3]
@@ -355,6 +358,13 @@ def test_probabilities_in_the_update_are_those_at_sampling(
         assert len(spans) == len(expected[which])
         for (start, stop), line in zip(spans, expected[which], strict=True):
             assert logps[which, start:stop].tolist() == pytest.approx(line[: stop - start], abs=2e-4)  # type: ignore[index]
+    # It can tell: with no token types, or other pictures, the probabilities are others.
+    with torch.no_grad():
+        for wrong in (blind, other) if kind == "revision" else (blind,):
+            differing, _, _ = trainer._get_per_token_logps_and_entropies(
+                model, ids, mask, batch["completion_ids"].shape[1], **wrong
+            )
+            assert float((differing - logps)[own].abs().max()) > 1e-2
     if kind == "revision":
         assert sorted(batch["num_images"], reverse=True) == [4, 4, 3, 2]
 
