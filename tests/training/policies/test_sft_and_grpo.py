@@ -15,10 +15,12 @@ from datasets import Dataset
 from PIL import Image
 from safetensors.torch import load_file
 from tiny_gemma import write_tiny_adapter, write_tiny_gemma
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.policies.dialogues import Radiographs, Tokens, init_dialogue, revision_dialogue
 from training.policies.episodes import InitEpisodes, RevisionEpisodes
 from training.policies.grpo import grpo_trainer, train_grpo
+from training.policies.guards import StopWhenLost
 from training.policies.models import load_to_train
 from training.policies.settings import LoraSettings, RlSettings, SftSettings, accumulation
 from training.policies.sft import RunSettings, teachable, train_sft
@@ -209,6 +211,59 @@ def test_sft_moves_adapters_and_tower_at_their_rates_and_gives_an_adapter_that_r
     )
     with pytest.raises(BundleError, match="r 4"):
         load_to_train(base, run.out, LoraSettings(8, 16), tower=True)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(base: Path, folder: Path, tmp_path: Path) -> None:
+    rows = Dataset.from_list([init_row(True), init_row(False)] * 4)
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+
+    def train(out: Path, *, resume: bool = False, stop: int | None = None) -> None:
+        torch.manual_seed(0)
+        model, gemma, tokens, radiographs = parts(base, None, folder, tower=True)
+        run = RunSettings(out, per_device=1, steps=4, save_every=2, log_every=1)
+        callbacks = [] if stop is None else [StopAt(stop)]
+        train_sft(
+            model,
+            tokens,
+            rows,
+            init_dialogue,
+            radiographs,
+            SFT,
+            run,
+            processor=gemma.processor,
+            callbacks=callbacks,
+            resume=resume,
+        )
+
+    train(whole)
+    train(halved, stop=2)
+    train(halved, resume=True)
+    expected, found = (load_file(out / "adapter_model.safetensors") for out in (whole, halved))
+    assert not moved(expected, found)
+
+
+class StopAt(TrainerCallback):  # type: ignore[misc]
+    """Ends a training early, as a machine that is taken away would."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step == self._step
+
+
+def test_rewards_that_are_all_the_same_stop_the_training(tmp_path: Path) -> None:
+    guard = StopWhenLost(patience=3)
+    run = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    state = TrainerState(global_step=7)
+
+    def log(share: float) -> None:
+        guard.on_log(run, state, TrainerControl(), {"loss": 0.0, "frac_reward_zero_std": share})
+
+    for share in (1.0, 1.0, 0.5, 1.0, 1.0):
+        log(share)
+    with pytest.raises(EngineError, match="paid the same"):
+        log(1.0)
 
 
 def test_a_loss_that_is_no_number_stops_the_training_with_its_reason(base: Path, folder: Path, tmp_path: Path) -> None:
