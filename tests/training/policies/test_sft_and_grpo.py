@@ -331,16 +331,26 @@ def test_revision_is_played_with_the_segmenter_in_the_loop(
     inner = trainer._get_per_token_logps_and_entropies
 
     def spy(model: Any, ids: Any, mask: Any, keep: int, **named: Any) -> Any:
-        seen.update(named, ids=ids, keep=keep)
-        return inner(model, ids, mask, keep, **named)
+        found = inner(model, ids, mask, keep, **named)
+        seen.update(named=named, ids=ids, mask=mask, keep=keep, logps=found[0].detach())
+        return found
 
     monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", spy)
     before = {name: each.detach().clone() for name, each in model.named_parameters() if ".ref." not in name}
     train_grpo(trainer, run)
     assert segmenter.calls == [4]  # four trajectories on one radiograph: one call
-    assert torch.equal(seen["token_type_ids"] == 1, seen["ids"] == gemma.image_token)
-    assert seen["num_images"] == [3] * 4
-    assert seen["pixel_values"].shape[0] == 12
+    named = seen["named"]
+    assert torch.equal(named["token_type_ids"] == 1, seen["ids"] == gemma.image_token)
+    assert list(named["num_images"]) == [3] * 4
+    assert named["pixel_values"].shape[0] == 12
+    # What gained has become likelier, what harmed less likely.
+    with torch.no_grad():
+        after, _, _ = inner(model, seen["ids"], seen["mask"], seen["keep"], **{**named, "compute_entropy": False})
+    said = tokens.pieces.of("+<|point_start|>(")[0]
+    change = (after - seen["logps"])[:, : _first_turn(seen, gemma)].sum(1)
+    good = (seen["ids"][:, -seen["keep"] :] == said).any(1)
+    assert int(good.sum()) == 2
+    assert float(change[good].min()) > float(change[~good].max())
     log = next(entry for entry in trainer.state.log_history if "reward" in entry)
     assert log["rewards/R_format/mean"] == 1
     assert log["rewards/R_gain/mean"] == pytest.approx((0.5 - 0.5) / 2, abs=1e-6)
@@ -348,6 +358,13 @@ def test_revision_is_played_with_the_segmenter_in_the_loop(
     assert changed and all("lora_" in name and ".default." in name and "language" in name for name in changed)
     assert (tmp_path / "adapter_model.safetensors").exists()
     load_policies(base=base, adapters={"revision": tmp_path}, settings={}, recipe=RECIPE, device="cpu")
+
+
+def _first_turn(seen: dict[str, Any], gemma: Any) -> int:
+    """Tokens of the first answers, which are as long as each other."""
+    completions = seen["ids"][:, -seen["keep"] :]
+    ends = {int((line == gemma.end).nonzero()[0, 0]) + 1 for line in completions}
+    return max(ends)
 
 
 @pytest.mark.parametrize("kind", ["init", "revision"])
