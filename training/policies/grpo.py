@@ -11,6 +11,7 @@ The prompt, too, is rendered by :class:`~training.policies.dialogues.Tokens`, so
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
@@ -50,6 +51,8 @@ class EpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        started = time.perf_counter()
+        sampling = 0.0
         played = [_Played(self._episodes.begin(row)) for row in self._rows]
         for each in played:
             each.prompt = self._tokens.turns([each.turns[0]])[0]
@@ -57,7 +60,9 @@ class EpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for _ in range(self._episodes.turns):
             if not active:
                 break
+            asked = time.perf_counter()
             answers = self._answers(active)
+            sampling += time.perf_counter() - asked
             following = self._episodes.move([each.episode for each in active], answers)
             for each, said, turn in zip(active, answers, following, strict=True):
                 each.hear(said, turn, self._tokens)
@@ -68,6 +73,9 @@ class EpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for name, counts in (("completions/mean_length", lengths), ("rollout/turns", turns)):
             self._metrics[mode][name].append(self.accelerator.gather(counts).float().mean().item())
         rewards = [each.episode.rewards() for each in played]
+        self._metrics[mode]["rollout/seconds"].append(time.perf_counter() - started)
+        # Radiographs, masks, the segmenter, rewards: what is not the policy's own work.
+        self._metrics[mode]["rollout/seconds_outside_policy"].append(time.perf_counter() - started - sampling)
         extra = {name: [reward[name] for reward in rewards] for name in self._episodes.rewards}
         images = [[Image.fromarray(p) for p in chain(*(turn.pictures for turn in each.turns))] for each in played]
         messages = [[{"role": "assistant", "content": self._tokens.pieces.text(each.completion)}] for each in played]

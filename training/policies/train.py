@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 
 from training.curation.division import RL, SFT
@@ -53,6 +54,9 @@ def run(arguments: argparse.Namespace) -> None:
     stage, start = arguments.stage, arguments.start
     if (start is None) != (stage == "init-sft"):
         raise CallError("init-sft starts from the base alone; every other stage needs --start, an adapter's folder.")
+    if torch.cuda.is_available():
+        # Before anything is loaded: "cuda" is then each process's own GPU.
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     settings = read_settings(arguments.config)
     policies = settings.policies
     running = RunSettings(
