@@ -11,6 +11,7 @@ The prompt, too, is rendered by :class:`~training.policies.dialogues.Tokens`, so
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -208,3 +209,6 @@ def train_grpo(trainer: EpisodeGRPOTrainer, run: RunSettings, *, resume: bool = 
     with memory_told(run.per_device):
         trainer.train(resume_from_checkpoint=resume or None)
     trainer.save_model()
+    if trainer.accelerator.is_main_process:
+        # PEFT saves the reference, the adapter that it began with, beside it.
+        shutil.rmtree(run.out / "ref", ignore_errors=True)

@@ -357,6 +357,7 @@ def test_revision_is_played_with_the_segmenter_in_the_loop(
     changed = moved(before, dict(model.named_parameters()))
     assert changed and all("lora_" in name and ".default." in name and "language" in name for name in changed)
     assert (tmp_path / "adapter_model.safetensors").exists()
+    assert not (tmp_path / "ref").exists()
     load_policies(base=base, adapters={"revision": tmp_path}, settings={}, recipe=RECIPE, device="cpu")
 
 
