@@ -19,6 +19,7 @@ COMMANDS = {
     "instructions": "training.curation.instructions",
     "trajectories": "training.curation.trajectories",
     "evaluation-set": "training.curation.evaluation_set",
+    "train-policy": "training.policies.train",
     "compact survey": "training.compact.survey",
     "compact measure-survey": "training.compact.measure_survey",
     "compact segmenter": "training.compact.segmenter",

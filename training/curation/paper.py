@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from training.curation.sources.layout import Sources
+from training.policies.settings import PolicyTraining
 from xflow_core.domain.errors import CallError
 from xflow_core.domain.findings import FINDINGS, LEVELS
 
@@ -99,10 +100,12 @@ class Settings:
     table_5: Table5
     table_6: Table6
     table_8: dict[str, dict[str, tuple[int, int]]]
+    policies: PolicyTraining
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, for a manifest."""
+        """As plain values, for a manifest of curation: without what only training reads."""
         data = dataclasses.asdict(self)
+        del data["policies"]
         data["sources"] = {name: path.as_posix() for name, path in data["sources"].items()}
         return data
 

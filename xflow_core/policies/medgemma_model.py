@@ -157,6 +157,11 @@ class MedGemma:
         return cls(model.to(device).eval().requires_grad_(False), processor)
 
     @property
+    def model(self) -> Any:
+        """The whole of it: the ``PeftModel`` when there are adapters."""
+        return self.gemma if self._peft is None else self._peft
+
+    @property
     def device(self) -> torch.device:
         place: torch.device = self.gemma.device
         return place

@@ -1,0 +1,478 @@
+"""SFT and GRPO of both policies on a tiny Gemma3: what is trained, on which tokens, and with which probabilities."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from safetensors.torch import load_file
+from tiny_gemma import write_tiny_adapter, write_tiny_gemma
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from training.policies.dialogues import Radiographs, Tokens, init_dialogue, revision_dialogue
+from training.policies.episodes import InitEpisodes, RevisionEpisodes
+from training.policies.grpo import grpo_trainer, train_grpo
+from training.policies.guards import StopWhenLost
+from training.policies.models import load_to_train
+from training.policies.settings import LoraSettings, RlSettings, SftSettings, accumulation
+from training.policies.sft import RunSettings, teachable, train_sft
+from xflow_core.domain import rle
+from xflow_core.domain.errors import BundleError, CallError, EngineError
+from xflow_core.domain.geometry import Box, Point
+from xflow_core.domain.instruction import parse_instruction
+from xflow_core.domain.trace import Click, LesionBox
+from xflow_core.policies.medgemma import MedGemmaRevisionPolicy, PolicySettings, load_policies
+from xflow_core.policies.transcript import write_click
+from xflow_core.radiograph.encoded import EncodedRadiograph
+from xflow_core.segmenters.protocol import Prediction, Prompt
+
+SIZE = (120, 100)
+RECIPE = "mimic-cxr-jpg"
+LORA = LoraSettings(4, 8)
+SFT = SftSettings(rate=1e-3, tower_rate=0.3, weight_decay=0.0, clip=1.0, batch=2, epochs=1)
+RL = RlSettings(
+    1e-3, 0.0, 1.0, batch=4, epochs=1, generations=4, temperature=1.0, top_p=0.95, beta=0.02, format_weight=1.0
+)
+TRUTH = Box(0.6, 0.3, 0.8, 0.5).mask(SIZE)
+POOR = Box(0.6, 0.3, 0.7, 0.5).mask(SIZE)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gemma(tmp_path_factory.mktemp("base"), sliding_window=4096)
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_adapter(tmp_path_factory.mktemp("adapter"), base)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("images")
+    pixels = np.random.default_rng(0).integers(0, 255, SIZE, dtype=np.uint8)
+    Image.fromarray(pixels).save(found / "a.png")
+    return found
+
+
+def init_row(present: bool = True) -> dict[str, Any]:
+    return {
+        "id": f"s_{present}",
+        "image": "a.png",
+        "instruction": "Segment the opacity in the left lung.",
+        "finding": "opacity",
+        "lungs": [
+            {"label": "right lung", "box": [0.1, 0.1, 0.45, 0.9]},
+            {"label": "left lung", "box": [0.55, 0.1, 0.9, 0.9]},
+        ],
+        "grounded": ["left lung"],
+        "verdicts": [{"region": "left lung", "present": present}],
+        "boxes": [[0.6, 0.3, 0.8, 0.5]] if present else [],
+    }
+
+
+def revision_row(clicks: int = 1) -> dict[str, Any]:
+    return {
+        "id": "r",
+        "image": "a.png",
+        "instruction": "Segment the opacity in the left lung.",
+        "finding": "opacity",
+        "size": list(SIZE),
+        "truth": rle.encode(TRUTH),
+        "box": [0.6, 0.3, 0.8, 0.5],
+        "masks": [rle.encode(POOR)] + [rle.encode(TRUTH)] * clicks,
+        "clicks": [{"polarity": "positive", "point": [0.75, 0.4]}] * clicks,
+        "ious": [0.5, *[0.9] * clicks],
+    }
+
+
+class Rule:
+    """A frozen segmenter: a positive click gives the truth, a negative one nothing. It counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def segment(self, image: EncodedRadiograph, prompts: Sequence[Prompt]) -> list[Prediction]:
+        self.calls.append(len(prompts))
+        return [Prediction(TRUTH if p.clicks[-1].polarity == "positive" else np.zeros_like(TRUTH)) for p in prompts]
+
+
+def parts(base: Path, start: Path | None, folder: Path, *, tower: bool) -> tuple[Any, Any, Tokens, Radiographs]:
+    model, gemma = load_to_train(base, start, LORA, tower=tower)
+    return model, gemma, Tokens(gemma), Radiographs(folder, RECIPE, gemma.picture_side)
+
+
+def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+# Tokens ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_lies_on_the_policys_own_tokens_alone(base: Path, folder: Path) -> None:
+    _, gemma, tokens, radiographs = parts(base, None, folder, tower=True)
+    dialogue = revision_dialogue(revision_row(), radiographs)
+    batch = tokens.batch([dialogue, init_dialogue(init_row(False), radiographs)])
+    learnt = [row[row >= 0].tolist() for row in batch["labels"]]
+    said = [gemma.processor.tokenizer.decode(row) for row in learnt]
+    assert said[0].split("<end_of_turn>")[1:] == ["done", ""]
+    assert said[1].endswith("left lung: absent\n</think>\nabsent<end_of_turn>")
+    assert learnt[0].count(gemma.end) == 2
+    assert torch.equal(batch["token_type_ids"] == 1, batch["input_ids"] == gemma.image_token)
+    assert int(batch["token_type_ids"].sum()) == batch["pixel_values"].shape[0] * gemma.processor.image_seq_length
+    assert batch["pixel_values"].shape[0] == 4  # the radiograph and two masks; the radiograph
+    assert bool((batch["attention_mask"].sum(1) == torch.tensor([len(tokens.example(dialogue)[0]), len(
+        tokens.example(init_dialogue(init_row(False), radiographs))[0])])).all())  # fmt: skip
+
+
+def test_training_reads_the_tokens_that_inference_reads(base: Path, folder: Path, monkeypatch: Any) -> None:
+    """A revision's second turn, as the policy asks the model, and as it is trained."""
+    _, gemma, tokens, radiographs = parts(base, None, folder, tower=True)
+    policy = MedGemmaRevisionPolicy(gemma, PolicySettings(), RECIPE)
+    asked: list[list[int]] = []
+    from xflow_core.policies import medgemma
+
+    def spy(self: Any, plan: Any, prefix: Sequence[int], seed: int, *rest: Any) -> Any:
+        asked.append([gemma.image_token if token < 0 else token for token in prefix])
+        return original(self, plan, prefix, seed, *rest)
+
+    original = medgemma._View.decide
+    monkeypatch.setattr(medgemma._View, "decide", spy)
+    row = revision_row()
+    image = radiographs.read("a.png")
+    dialogue = revision_dialogue(row, radiographs)
+    click = Click("positive", Point(0.75, 0.4))
+    policy.revise(
+        image,
+        parse_instruction(row["instruction"])[0],
+        LesionBox(0, "opacity", Box(0.6, 0.3, 0.8, 0.5), "left lung"),
+        [POOR, TRUTH],
+        [click],
+        seed=0,
+    )
+    ids, own = tokens.example(dialogue)
+    done = len(tokens.pieces.encode(dialogue.answers[-1]))
+    assert asked == [ids[:-done]]
+    assert own[-done:] == [True] * done
+
+
+def test_a_trajectory_is_shown_up_to_its_best_mask(folder: Path) -> None:
+    radiographs = Radiographs(folder, RECIPE, 56)
+    row = revision_row(3) | {"ious": [0.5, 0.9, 0.6, 0.7]}
+    dialogue = revision_dialogue(row, radiographs)
+    assert dialogue.answers[-1] == ("done", "")
+    assert len(dialogue.turns) == len(dialogue.answers) == 2
+    four = revision_row(4) | {"ious": [0.1, 0.2, 0.3, 0.4, 0.5]}
+    dialogue = revision_dialogue(four, radiographs)
+    assert len(dialogue.turns) == len(dialogue.answers) == 4  # no question after the last click
+    assert all("point_start" in "".join(answer) for answer in dialogue.answers)
+
+
+# SFT ---------------------------------------------------------------------------------------------------------------
+
+
+def test_sft_moves_adapters_and_tower_at_their_rates_and_gives_an_adapter_that_runs(
+    base: Path, folder: Path, tmp_path: Path
+) -> None:
+    model, gemma, tokens, radiographs = parts(base, None, folder, tower=True)
+    assert not any("vision" in name for name, _ in model.named_parameters() if "lora_" in name)
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    rows = teachable(Dataset.from_list([init_row(True), init_row(False)] * 4))
+    run = RunSettings(tmp_path / "init", per_device=1, steps=6, log_every=1)
+    trainer = train_sft(model, tokens, rows, init_dialogue, radiographs, SFT, run, processor=gemma.processor)
+    changed = moved(before, dict(model.named_parameters()))
+    assert changed and all(".default." in name for name in changed)
+    assert any("vision_tower" in name for name in changed) and any("lora_B" in name for name in changed)
+    rates = [group["initial_lr"] for group in trainer.optimizer.param_groups]
+    assert rates == pytest.approx([1e-3, 3e-4])
+    losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    init, _ = load_policies(base=base, adapters={"init": run.out}, settings={}, recipe=RECIPE, device="cpu")
+    image = radiographs.read("a.png")
+    asked = parse_instruction("Segment the opacity in the left lung.")[0]
+    said = init.ground_lungs(image, asked, ["left lung"], seed=0)
+    assert said.value[0].label == "left lung"
+    # pi_rev goes on from there, adapters and tower.
+    further, _ = load_to_train(base, run.out, LORA, tower=True)
+    saved = load_file(run.out / "adapter_model.safetensors")
+    known = dict(further.named_parameters())
+    assert any(
+        torch.equal(known[name.replace(".weight", ".default.weight")], tensor)
+        for name, tensor in saved.items()
+        if "lora_A" in name
+    )
+    with pytest.raises(BundleError, match="r 4"):
+        load_to_train(base, run.out, LoraSettings(8, 16), tower=True)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(base: Path, folder: Path, tmp_path: Path) -> None:
+    rows = Dataset.from_list([init_row(True), init_row(False)] * 4)
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+
+    def train(out: Path, *, resume: bool = False, stop: int | None = None) -> None:
+        torch.manual_seed(0)
+        model, gemma, tokens, radiographs = parts(base, None, folder, tower=True)
+        run = RunSettings(out, per_device=1, steps=4, save_every=2, log_every=1)
+        callbacks = [] if stop is None else [StopAt(stop)]
+        train_sft(
+            model,
+            tokens,
+            rows,
+            init_dialogue,
+            radiographs,
+            SFT,
+            run,
+            processor=gemma.processor,
+            callbacks=callbacks,
+            resume=resume,
+        )
+
+    train(whole)
+    train(halved, stop=2)
+    train(halved, resume=True)
+    expected, found = (load_file(out / "adapter_model.safetensors") for out in (whole, halved))
+    assert not moved(expected, found)
+
+
+class StopAt(TrainerCallback):  # type: ignore[misc]
+    """Ends a training early, as a machine that is taken away would."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step == self._step
+
+
+def test_rewards_that_are_all_the_same_stop_the_training(tmp_path: Path) -> None:
+    guard = StopWhenLost(patience=3)
+    run = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    state = TrainerState(global_step=7)
+
+    def log(share: float) -> None:
+        guard.on_log(run, state, TrainerControl(), {"loss": 0.0, "frac_reward_zero_std": share})
+
+    for share in (1.0, 1.0, 0.5, 1.0, 1.0):
+        log(share)
+    with pytest.raises(EngineError, match="paid the same"):
+        log(1.0)
+
+
+def test_a_loss_that_is_no_number_stops_the_training_with_its_reason(base: Path, folder: Path, tmp_path: Path) -> None:
+    model, gemma, tokens, radiographs = parts(base, None, folder, tower=True)
+    with torch.no_grad():
+        next(each for name, each in model.named_parameters() if "lora_B" in name).fill_(float("nan"))
+    run = RunSettings(tmp_path, per_device=1, steps=2, log_every=1)
+    rows = Dataset.from_list([init_row(True)] * 4)
+    with pytest.raises(EngineError, match="step 1"):
+        train_sft(model, tokens, rows, init_dialogue, radiographs, SFT, run, processor=gemma.processor)
+    assert not (tmp_path / "adapter_model.safetensors").exists()
+
+
+def test_an_empty_split_is_refused() -> None:
+    with pytest.raises(CallError, match="no instructions"):
+        teachable(Dataset.from_list([init_row(True) | {"boxes": None}]))
+
+
+def test_effective_batches_are_table_7s() -> None:
+    assert accumulation(256, devices=8, per_device=4) == 8
+    assert accumulation(64, devices=8, per_device=8) == 1
+    assert accumulation(32, devices=8, per_device=4) == 1
+    assert accumulation(256, devices=1, per_device=1) == 256
+    with pytest.raises(CallError, match="multiple"):
+        accumulation(32, devices=8, per_device=8)
+
+
+# GRPO --------------------------------------------------------------------------------------------------------------
+
+
+def scripted(trainer: Any, tokens: Tokens, radiographs: Radiographs, monkeypatch: Any) -> list[dict[str, Any]]:
+    """Make the tiny policy click, for it cannot by itself; what each call of generate was given is kept.
+
+    Every generation's first answer is a click, a positive and a negative one in turns; the second one is "done".
+    """
+    from training.policies.dialogues import frame_of
+    from xflow_core.policies.protocols import Done
+
+    frame = frame_of(radiographs.read("a.png"))
+    calls: list[dict[str, Any]] = []
+
+    def answers(prompt_ids: Any, images: Any, fields: Any, number: int, has_tool_images: bool = False) -> Any:
+        calls.append({"ids": prompt_ids, "pictures": fields["pixel_values"]})
+        said = []
+        for index, _ in enumerate(prompt_ids):
+            polarity = "positive" if index % 2 == 0 else "negative"
+            move: Any = Click(polarity, Point(0.7, 0.4)) if len(calls) == 1 else Done()
+            said.append(tokens.pieces.encode(write_click(move, frame)))
+        return said, None
+
+    monkeypatch.setattr(trainer, "_generate_single_turn", answers)
+    return calls
+
+
+def test_revision_is_played_with_the_segmenter_in_the_loop(
+    base: Path, adapter: Path, folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    model, gemma, tokens, radiographs = parts(base, adapter, folder, tower=False)
+    segmenter = Rule()
+    episodes = RevisionEpisodes(radiographs, tokens, segmenter)
+    run = RunSettings(tmp_path, per_device=4, steps=1, log_every=1)
+    trainer = grpo_trainer(model, gemma, tokens, episodes, Dataset.from_list([revision_row(0)] * 4), RL, run)
+    scripted(trainer, tokens, radiographs, monkeypatch)
+    seen: dict[str, Any] = {}
+    inner = trainer._get_per_token_logps_and_entropies
+
+    def spy(model: Any, ids: Any, mask: Any, keep: int, **named: Any) -> Any:
+        found = inner(model, ids, mask, keep, **named)
+        seen.update(named=named, ids=ids, mask=mask, keep=keep, logps=found[0].detach())
+        return found
+
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", spy)
+    before = {name: each.detach().clone() for name, each in model.named_parameters() if ".ref." not in name}
+    train_grpo(trainer, run)
+    assert segmenter.calls == [4]  # four trajectories on one radiograph: one call
+    named = seen["named"]
+    assert torch.equal(named["token_type_ids"] == 1, seen["ids"] == gemma.image_token)
+    assert list(named["num_images"]) == [3] * 4
+    assert named["pixel_values"].shape[0] == 12
+    # What gained has become likelier, what harmed less likely.
+    with torch.no_grad():
+        after, _, _ = inner(model, seen["ids"], seen["mask"], seen["keep"], **{**named, "compute_entropy": False})
+    said = tokens.pieces.of("+<|point_start|>(")[0]
+    change = (after - seen["logps"])[:, : _first_turn(seen, gemma)].sum(1)
+    good = (seen["ids"][:, -seen["keep"] :] == said).any(1)
+    assert int(good.sum()) == 2
+    assert float(change[good].min()) > float(change[~good].max())
+    log = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    assert log["rewards/R_format/mean"] == 1
+    assert log["rewards/R_gain/mean"] == pytest.approx((0.5 - 0.5) / 2, abs=1e-6)
+    changed = moved(before, dict(model.named_parameters()))
+    assert changed and all("lora_" in name and ".default." in name and "language" in name for name in changed)
+    assert (tmp_path / "adapter_model.safetensors").exists()
+    assert not (tmp_path / "ref").exists()
+    load_policies(base=base, adapters={"revision": tmp_path}, settings={}, recipe=RECIPE, device="cpu")
+
+
+def _first_turn(seen: dict[str, Any], gemma: Any) -> int:
+    """Tokens of the first answers, which are as long as each other."""
+    completions = seen["ids"][:, -seen["keep"] :]
+    ends = {int((line == gemma.end).nonzero()[0, 0]) + 1 for line in completions}
+    return max(ends)
+
+
+@pytest.mark.parametrize("kind", ["init", "revision"])
+def test_probabilities_in_the_update_are_those_at_sampling(
+    kind: str, base: Path, adapter: Path, folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Sampling runs on left-padded contexts of unequal length, turn by turn; the update on whole trajectories."""
+    model, gemma, tokens, radiographs = parts(base, adapter, folder, tower=False)
+    episodes: Any = (
+        InitEpisodes(radiographs, tokens, answer_tokens=12)
+        if kind == "init"
+        else RevisionEpisodes(radiographs, tokens, Rule(), answer_tokens=12)
+    )
+    row = init_row() if kind == "init" else revision_row(0)
+    rows = Dataset.from_list([row] * 4)
+    settings = RlSettings(1e-3, 0.0, 1.0, 4, 1, 4, temperature=1.0, top_p=0.95, beta=0.02, format_weight=1.0)
+    run = RunSettings(tmp_path, per_device=4, steps=1, log_every=1)
+    trainer = grpo_trainer(model, gemma, tokens, episodes, rows, settings, run)
+    sampled: list[list[float]] = []
+    if kind == "revision":
+        # Whatever it says is taken for a click, in turns of unequal number.
+        heard = iter(range(100))
+
+        def hear(self: Any, said: Sequence[int], _: Tokens) -> Prompt | None:
+            number = next(heard)
+            self.clicks.append(Click("positive", Point(0.7, 0.4)))
+            return Prompt(self.box, tuple(self.clicks), self.current) if number in (0, 1, 2, 4, 5) else None
+
+        from training.policies.episodes import RevisionEpisode
+
+        monkeypatch.setattr(RevisionEpisode, "hear", hear)
+    generate = model.generate
+
+    def spy(*arguments: Any, **named: Any) -> torch.Tensor:
+        out = generate(*arguments, **named, return_dict_in_generate=True, output_logits=True)
+        new = out.sequences[:, named["input_ids"].shape[1] :]
+        logps = torch.stack(out.logits, 1).float().log_softmax(-1).gather(2, new[:, :, None])[:, :, 0]
+        sampled.append(logps.tolist())
+        return out.sequences
+
+    monkeypatch.setattr(model, "generate", spy)
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in range(4)])
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    fields = {name: batch[name] for name in ("pixel_values", "token_type_ids", "num_images") if name in batch}
+    with torch.no_grad():
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(
+            model, ids, mask, batch["completion_ids"].shape[1], **fields
+        )
+    assert torch.equal(fields["token_type_ids"] == 1, ids == gemma.image_token)
+    blind = fields | {"token_type_ids": torch.zeros_like(ids)}
+    other = fields | {"pixel_values": fields["pixel_values"].flip(0)}
+    own = (batch["tool_mask"] * batch["completion_mask"]).bool()
+    # Put together what was drawn, turn by turn.
+    playing = [0, 1, 2, 3]
+    expected: list[list[float]] = [[] for _ in range(4)]
+    turns = [sampled[0]] if kind == "init" else sampled
+    for drawn, active in zip(turns, ([0, 1, 2, 3], [0, 1, 2], [0, 1]), strict=False):
+        for line, which in zip(drawn, active, strict=True):
+            expected[which].append(line)  # type: ignore[arg-type]
+    for which in playing:
+        spans = _spans(own[which].tolist())
+        assert len(spans) == len(expected[which])
+        for (start, stop), line in zip(spans, expected[which], strict=True):
+            assert logps[which, start:stop].tolist() == pytest.approx(line[: stop - start], abs=2e-4)  # type: ignore[index]
+    # It can tell: with no token types, or other pictures, the probabilities are others.
+    with torch.no_grad():
+        for wrong in (blind, other) if kind == "revision" else (blind,):
+            differing, _, _ = trainer._get_per_token_logps_and_entropies(
+                model, ids, mask, batch["completion_ids"].shape[1], **wrong
+            )
+            assert float((differing - logps)[own].abs().max()) > 1e-2
+    if kind == "revision":
+        assert sorted(batch["num_images"], reverse=True) == [4, 4, 3, 2]
+
+
+def _spans(own: list[bool]) -> list[tuple[int, int]]:
+    edges = [index for index in range(1, len(own)) if own[index] != own[index - 1]]
+    cuts = [0, *edges, len(own)]
+    return [(start, stop) for start, stop in pairwise(cuts) if own[start]]
+
+
+def test_what_cannot_be_read_ends_the_episode_and_pays_no_format(base: Path, adapter: Path, folder: Path) -> None:
+    _, gemma, tokens, radiographs = parts(base, adapter, folder, tower=False)
+    episodes = RevisionEpisodes(radiographs, tokens, Rule())
+    episode = episodes.begin(json.loads(json.dumps(revision_row(0))))
+    click = tokens.pieces.encode(write_click(Click("positive", Point(0.7, 0.4)), episode.frame))
+    (turn,) = episodes.move([episode], [click])
+    assert turn is not None and episode.rewards() == {"R_gain": 0.5, "R_format": 1.0}
+    assert episodes.move([episode], [[*click[:-2], gemma.end]]) == [None]
+    assert episode.rewards() == {"R_gain": 0.5, "R_format": 0.0}
+
+
+def test_the_same_text_in_other_tokens_is_not_the_policys_answer(base: Path, adapter: Path, folder: Path) -> None:
+    _, gemma, tokens, radiographs = parts(base, adapter, folder, tower=False)
+    episodes = InitEpisodes(radiographs, tokens)
+    dialogue = init_dialogue(init_row(), radiographs)
+    said = tokens.pieces.encode(dialogue.answers[0])
+    spelled = [each for token in said[:-1] for each in _letters(token, gemma)] + [gemma.end]
+    assert tokens.pieces.text(spelled) == tokens.pieces.text(said)
+    for answer, readable in ((said, 1.0), (spelled, 0.0), (said[:-1], 0.0)):
+        episode = episodes.begin(init_row())
+        assert episodes.move([episode], [answer]) == [None]
+        assert episode.rewards()["R_format"] == readable
+
+
+def _letters(token: int, gemma: Any) -> list[int]:
+    text = gemma.processor.tokenizer.convert_ids_to_tokens(token)
+    letters = gemma.processor.tokenizer.convert_tokens_to_ids(list(text))
+    return letters if len(text) > 1 and not text.startswith("<") else [token]

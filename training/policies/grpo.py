@@ -1,0 +1,214 @@
+"""GRPO of both policies (paper, 4.4, A.4): trl's trainer with XFlow's rollouts.
+
+One method of trl's is replaced, :meth:`EpisodeGRPOTrainer._generate`: it plays episodes, answer by answer, and returns
+each as one completion in which the policy's own tokens are marked and the user's side (the next picture) is not. All
+else is trl's: advantages, KL, the loss. What trl 1.16 does not know of Gemma3 is told it in the constructor; without
+that it silently trains on images that the model does not see as images.
+
+The prompt, too, is rendered by :class:`~training.policies.dialogues.Tokens`, so the tokens are those of inference.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from PIL import Image
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from training.policies.dialogues import Tokens, Turn
+from training.policies.episodes import Episodes
+from training.policies.guards import StopWhenLost, memory_told
+from training.policies.models import choose_trained
+from training.policies.settings import RlSettings
+from training.policies.sft import RunSettings, arguments_of, not_empty
+from xflow_core.policies.medgemma_model import MedGemma
+
+
+class EpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    """trl's trainer, playing episodes."""
+
+    def __init__(self, *arguments: Any, episodes: Episodes, tokens: Tokens, gemma: MedGemma, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._episodes, self._tokens, self._end = episodes, tokens, gemma.end
+        # trl knows the placeholders of other families only; without this all token types would be zero.
+        self._image_pad_token_id = gemma.image_token
+        # Any tool makes trl take the images and token types from prompt and completion together. It is never called.
+        self.tools = [_no_tool]
+        self.generation_config.max_new_tokens = episodes.answer_tokens
+        self._rows: list[dict[str, Any]] = []
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._rows = [json.loads(entry["row"]) for entry in inputs]
+        scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return scored
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        started = time.perf_counter()
+        sampling = 0.0
+        played = [_Played(self._episodes.begin(row)) for row in self._rows]
+        for each in played:
+            each.prompt = self._tokens.turns([each.turns[0]])[0]
+        active = played
+        for _ in range(self._episodes.turns):
+            if not active:
+                break
+            asked = time.perf_counter()
+            answers = self._answers(active)
+            sampling += time.perf_counter() - asked
+            following = self._episodes.move([each.episode for each in active], answers)
+            for each, said, turn in zip(active, answers, following, strict=True):
+                each.hear(said, turn, self._tokens)
+            active = [each for each, turn in zip(active, following, strict=True) if turn is not None]
+        mode = "train" if self.model.training else "eval"
+        lengths = torch.tensor([sum(each.own) for each in played], device=self.accelerator.device)
+        turns = torch.tensor([len(each.turns) for each in played], device=self.accelerator.device)
+        for name, counts in (("completions/mean_length", lengths), ("rollout/turns", turns)):
+            self._metrics[mode][name].append(self.accelerator.gather(counts).float().mean().item())
+        rewards = [each.episode.rewards() for each in played]
+        self._metrics[mode]["rollout/seconds"].append(time.perf_counter() - started)
+        # Radiographs, masks, the segmenter, rewards: what is not the policy's own work.
+        self._metrics[mode]["rollout/seconds_outside_policy"].append(time.perf_counter() - started - sampling)
+        extra = {name: [reward[name] for reward in rewards] for name in self._episodes.rewards}
+        images = [[Image.fromarray(p) for p in chain(*(turn.pictures for turn in each.turns))] for each in played]
+        messages = [[{"role": "assistant", "content": self._tokens.pieces.text(each.completion)}] for each in played]
+        return (
+            [each.prompt for each in played],
+            [each.completion for each in played],
+            [each.own for each in played],
+            messages,
+            None,
+            extra,
+            images,
+            images,
+        )
+
+    def _answers(self, active: Sequence[_Played]) -> list[list[int]]:
+        pictures = [picture for each in active for turn in each.turns for picture in turn.pictures]
+        fields = {"pixel_values": self._tokens.pixels(pictures)}
+        answers, _ = self._generate_single_turn(
+            [each.prompt + each.completion for each in active], None, fields, 1, has_tool_images=True
+        )
+        return answers
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, num_crops: Any = None, **named: Any) -> Any:
+        # Gemma3's image processor also gives num_crops, which trl 1.16 hands on to where it is unknown.
+        return super()._get_per_token_logps_and_entropies(*arguments, **named)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        prepared = super()._prepare_inputs(generation_batch)
+        # Going back from the reference's adapter, PEFT makes all of this one's weights trainable, the tower's too.
+        choose_trained(self.accelerator.unwrap_model(self.model), tower=False)
+        return prepared
+
+
+class _Played:
+    """An episode and its tokens so far."""
+
+    def __init__(self, episode: Any) -> None:
+        self.episode = episode
+        self.turns: list[Turn] = [episode.opening]
+        self.prompt: list[int] = []
+        self.completion: list[int] = []
+        self.own: list[int] = []
+
+    def hear(self, said: Sequence[int], turn: Turn | None, tokens: Tokens) -> None:
+        self.completion += said
+        self.own += [1] * len(said)
+        if turn is not None:
+            self.turns.append(turn)
+            shown = tokens.turns(self.turns)[-1]
+            self.completion += shown
+            self.own += [0] * len(shown)
+
+
+def _no_tool() -> None:
+    """Stands for a tool."""
+
+
+def _reward(name: str) -> Callable[..., list[float]]:
+    def read(completions: list[Any], **given: Any) -> list[float]:
+        return [float(value) for value in given[name]]
+
+    read.__name__ = name
+    return read
+
+
+def questions_of(rows: Dataset) -> Dataset:
+    """Rows as trl wants them: a prompt (which is not used) and the row itself."""
+    return Dataset.from_list([
+        {"prompt": [{"role": "user", "content": row["instruction"]}], "row": json.dumps(row)} for row in rows
+    ])  # fmt: skip
+
+
+def grpo_trainer(
+    model: PeftModel,
+    gemma: MedGemma,
+    tokens: Tokens,
+    episodes: Episodes,
+    rows: Dataset,
+    settings: RlSettings,
+    run: RunSettings,
+    *,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> EpisodeGRPOTrainer:
+    """The trainer, ready.
+
+    Args:
+        model: of :func:`~training.policies.models.load_to_train` from the same policy's SFT, without its tower.
+        rows: of ``training instructions`` or ``training trajectories``, the RL split.
+
+    Raises:
+        CallError: no rows, or an effective batch that cannot be made.
+    """
+    weights = {"R_format": settings.format_weight}
+    arguments = GRPOConfig(
+        **arguments_of(run, settings.batch),
+        learning_rate=settings.rate,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.clip,
+        num_train_epochs=settings.epochs,
+        num_generations=settings.generations,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        beta=settings.beta,
+        max_completion_length=episodes.answer_tokens,
+        reward_weights=[weights.get(name, 1.0) for name in episodes.rewards],
+        loss_type="grpo",
+        scale_rewards="group",
+        # A policy draws no pictures.
+        generation_kwargs={"suppress_tokens": list(gemma.image_tokens)},
+    )
+    return EpisodeGRPOTrainer(
+        model=model,
+        reward_funcs=[_reward(name) for name in episodes.rewards],
+        args=arguments,
+        train_dataset=questions_of(not_empty(rows, "questions")),
+        processing_class=gemma.processor,
+        callbacks=[StopWhenLost(), *callbacks],
+        episodes=episodes,
+        tokens=tokens,
+        gemma=gemma,
+    )
+
+
+def train_grpo(trainer: EpisodeGRPOTrainer, run: RunSettings, *, resume: bool = False) -> None:
+    """Train, and save the adapter to ``run.out``.
+
+    Raises:
+        EngineError: the loss is no number, every reward is constant within its group, or the memory does not suffice.
+    """
+    with memory_told(run.per_device):
+        trainer.train(resume_from_checkpoint=resume or None)
+    trainer.save_model()
+    if trainer.accelerator.is_main_process:
+        # PEFT saves the reference, the adapter that it began with, beside it.
+        shutil.rmtree(run.out / "ref", ignore_errors=True)

@@ -1,0 +1,173 @@
+"""Supervised fine-tuning of both policies (paper, 4.4, A.4): trl's trainer on XFlow's own tokens.
+
+trl's collator would render the chat and cut the answer its own way; here the batches come from
+:class:`~training.policies.dialogues.Tokens`, so that the loss lies on the tokens that constrained decoding writes, and
+on those alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from training.policies.dialogues import Dialogue, Radiographs, Tokens
+from training.policies.guards import StopWhenLost, memory_told
+from training.policies.models import in_tower
+from training.policies.settings import SftSettings, accumulation
+from training.policies.targets import InitTarget
+from xflow_core.domain.errors import CallError, ValueRefused
+
+LOG = logging.getLogger(__name__)
+
+Draw = Callable[[Mapping[str, Any], Radiographs], Dialogue]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a training is run; nothing here changes what an effective batch learns.
+
+    steps: stop there; None for the epochs of Table 7. save_every, log_every: steps.
+    """
+
+    out: Path
+    devices: int = 1
+    per_device: int = 1
+    seed: int = 0
+    steps: int | None = None
+    save_every: int = 500
+    log_every: int = 10
+    tensorboard: bool = False
+
+
+def arguments_of(run: RunSettings, batch: int) -> dict[str, Any]:
+    """The arguments that trl's trainers share."""
+    on_gpu = torch.cuda.is_available()
+    return {
+        "output_dir": str(run.out),
+        "per_device_train_batch_size": run.per_device,
+        "gradient_accumulation_steps": accumulation(batch, run.devices, run.per_device),
+        "max_steps": -1 if run.steps is None else run.steps,
+        "seed": run.seed,
+        "data_seed": run.seed,
+        "logging_steps": run.log_every,
+        "logging_nan_inf_filter": False,
+        "save_steps": run.save_every,
+        "report_to": ["tensorboard"] if run.tensorboard else [],
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,
+        "gradient_checkpointing": on_gpu,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "optim": "adamw_torch",
+    }
+
+
+class DialogueSFTTrainer(SFTTrainer):  # type: ignore[misc]
+    """trl's trainer with two rates: the vision tower's is a share of the rest's."""
+
+    def __init__(self, *arguments: Any, tower_rate: float, **named: Any) -> None:
+        self._tower_rate = tower_rate
+        super().__init__(*arguments, **named)
+
+    def create_optimizer(self, *_: Any, **__: Any) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            moving = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+            rate = self.args.learning_rate
+            groups = [
+                {"params": [each for name, each in moving if not in_tower(name)], "lr": rate},
+                {"params": [each for name, each in moving if in_tower(name)], "lr": rate * self._tower_rate},
+            ]
+            self.optimizer = torch.optim.AdamW(
+                [group for group in groups if group["params"]], weight_decay=self.args.weight_decay
+            )
+        return self.optimizer
+
+
+def teachable(rows: Dataset) -> Dataset:
+    """The instructions for which a target can be written; the log says how many are left out.
+
+    Raises:
+        CallError: none is.
+    """
+
+    def can_be(row: Mapping[str, Any]) -> bool:
+        try:
+            InitTarget.of_row(row)
+        except ValueRefused:
+            return False
+        return True
+
+    kept = rows.filter(can_be)
+    if len(kept) < len(rows):
+        LOG.info(
+            "%d of %d instructions are left out: no answer in the grammar is theirs", len(rows) - len(kept), len(rows)
+        )
+    return not_empty(kept, "instructions")
+
+
+def not_empty(rows: Dataset, what: str) -> Dataset:
+    if len(rows) == 0:
+        raise CallError(f"There are no {what} to train on.")
+    return rows
+
+
+def train_sft(
+    model: torch.nn.Module,
+    tokens: Tokens,
+    rows: Dataset,
+    draw: Draw,
+    radiographs: Radiographs,
+    settings: SftSettings,
+    run: RunSettings,
+    *,
+    processor: Any,
+    callbacks: Sequence[TrainerCallback] = (),
+    resume: bool = False,
+) -> DialogueSFTTrainer:
+    """Train, and save the adapter to ``run.out``.
+
+    Args:
+        model: of :func:`~training.policies.models.load_to_train`, with its tower.
+        rows: of ``training instructions`` or ``training trajectories``. draw: the dialogue of a row.
+        resume: from the newest checkpoint in ``run.out``.
+
+    Raises:
+        CallError: no rows, or an effective batch that cannot be made.
+        EngineError: the loss is no number, or the memory does not suffice.
+    """
+    not_empty(rows, "rows")
+
+    def collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        return tokens.batch([draw({**row, "image": row["radiograph"]}, radiographs) for row in batch])
+
+    arguments = SFTConfig(
+        **arguments_of(run, settings.batch),
+        learning_rate=settings.rate,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.clip,
+        num_train_epochs=settings.epochs,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
+    trainer = DialogueSFTTrainer(
+        model=model,
+        args=arguments,
+        data_collator=collate,
+        # Not "image": to trl that names a column of pictures.
+        train_dataset=rows.rename_column("image", "radiograph"),
+        processing_class=processor,
+        tower_rate=settings.tower_rate,
+        callbacks=[StopWhenLost(), *callbacks],
+    )
+    with memory_told(run.per_device):
+        trainer.train(resume_from_checkpoint=resume or None)
+    trainer.save_model()
+    return trainer
