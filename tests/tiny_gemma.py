@@ -8,12 +8,19 @@ change nothing.
 from __future__ import annotations
 
 import string
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
+from PIL import Image
+from torch import Tensor
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3Processor, GemmaTokenizer
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+from xflow_core.policies.medgemma_model import Conversation, MedGemma, Pictures
 
 SIDE, SOFT_TOKENS = 56, 4  # 14-pixel patches, 4 x 4, pooled to 2 x 2
 LANGUAGE_LAYERS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
@@ -98,3 +105,46 @@ def write_tiny_adapter(folder: Path, base: Path, seed: int = 1) -> Path:
                 weight.normal_(std=0.1)
     adapted.save_pretrained(folder)
     return folder
+
+
+class Talk:
+    """A chat with three pictures, and what the model itself makes of it in one pass."""
+
+    def __init__(self, gemma: MedGemma, seed: int = 0) -> None:
+        self.gemma = gemma
+        self.pictures = Pictures()
+        random = np.random.default_rng(seed)
+        self.drawn = {name: random.integers(0, 256, (SIDE, SIDE, 3), np.uint8) for name in ("one", "two", "three")}
+        first, second, third = (self.pictures.symbols(name, SOFT_TOKENS) for name in self.drawn)
+        turns = gemma.turns([([first, second], "Segment the effusion."), ([third], ""), ([first], "")])
+        words = gemma.processor.tokenizer.encode("some words of the model", add_special_tokens=False)
+        self.turns = turns
+        self.symbols = [*turns[0], *words, gemma.end, *turns[1], *words[:4], gemma.end, *turns[2], *words]
+
+    def features(self, symbol: int) -> Tensor:
+        key = self.pictures.key_of(symbol)
+        return self.pictures.tokens(key, lambda: self.drawn[key], self.gemma)
+
+    def whole(self, symbols: list[int]) -> Tensor:
+        """The model's own forward pass: pixels, token types, no cache."""
+        ids = torch.tensor([[s if s >= 0 else self.gemma.image_token for s in symbols]])
+        starts = [s for before, s in zip([0, *symbols], symbols, strict=False) if s < 0 and s != before]
+        images = [Image.fromarray(self.drawn[self.pictures.key_of(s)]) for s in starts]
+        pixels = self.gemma.processor.image_processor(images=images, return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            types = (ids == self.gemma.image_token).long()
+            return self.gemma.gemma(input_ids=ids, pixel_values=pixels.double(), token_type_ids=types).logits[0, -1]
+
+
+def at_a_time(gemma: MedGemma, talks: list[Talk], ends: list[list[int]]) -> list[list[Tensor]]:
+    """The last logits of several conversations, each fed up to its own ends, in threads that start together."""
+    start = threading.Barrier(len(talks))
+
+    def said(talk: Talk, ends: list[int]) -> list[Tensor]:
+        conversation = Conversation(gemma)
+        with gemma.using(None):
+            start.wait()
+            return [conversation.after(talk.symbols[:end], talk.features) for end in ends]
+
+    with ThreadPoolExecutor(len(talks)) as pool:
+        return list(pool.map(said, talks, ends))

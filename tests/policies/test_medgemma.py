@@ -595,3 +595,38 @@ def test_a_run_stops_at_a_stop_that_says_why(gemma: MedGemma, image: EncodedRadi
     trace = run(engine(gemma, calibration=present(1), max_clicks=1), image, HEART)
     stops = [step for step in trace.steps if isinstance(step, StopStep)]
     assert stops and all(step.reason in ("satisfied", "no_progress", "limit") for step in stops)
+
+
+@pytest.mark.parametrize("decoding", ["plain", "fixed"])
+def test_components_of_one_radiograph_share_passes_and_are_answered_as_one_after_another(
+    gemma: MedGemma, image: EncodedRadiograph, decoding: str
+):
+    model = MedGemma(gemma.model, gemma.processor, decoding=decoding)
+    found = []
+    for together in (1, 4):
+        before = model.work.now()
+        parts = replace(engine(model, calibration=present(1), temperature=1.0), components_together=together)
+        trace = run(parts, EncodedRadiograph(image.radiograph), CHEST)
+        found.append((without_rounding([trace.steps]), model.work.since(before)))
+    (alone, plain), (shared, together_work) = found
+    boxes = next(step for step in alone[0] if isinstance(step, BoxesStep)).boxes
+    assert len(boxes) > 2 and shared == alone
+    assert (together_work.encoded, together_work.fed) == (plain.encoded, plain.fed)
+    assert together_work.decode_steps == plain.decode_steps
+    assert together_work.passes < 0.8 * plain.passes
+
+
+def test_the_radiograph_is_read_once_for_all_components(gemma: MedGemma, image: EncodedRadiograph, dictated: Dictated):
+    """A second component's conversation takes over what the first one has read of the radiograph."""
+    revision = engine(gemma).revision_policy
+    dictated.words = "done"
+    masks = [np.zeros(SIZE, bool) for _ in range(2)]
+    masks[0][90:110, 40:60], masks[1][120:150, 60:90] = True, True
+    fed = []
+    for number, mask in enumerate(masks):
+        box = LesionBox(number, "effusion", Box(0.2, 0.5, 0.4, 0.8), "right lung")
+        before = gemma.work.now()
+        revision.revise(image, CHEST, box, [mask], [], seed=0)
+        fed.append(gemma.work.since(before))
+    assert (fed[0].encoded, fed[1].encoded) == (2, 1)
+    assert fed[1].fed <= fed[0].fed - SOFT_TOKENS

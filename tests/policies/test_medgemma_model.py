@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tiny_gemma import SIDE, SOFT_TOKENS, write_tiny_adapter, write_tiny_gemma
+from tiny_gemma import SOFT_TOKENS, Talk, at_a_time, write_tiny_adapter, write_tiny_gemma
 from torch import Tensor
 
 from xflow_core.domain.errors import BundleError
-from xflow_core.policies.medgemma_model import Conversation, FixedCache, MedGemma, Pictures, masks, seeded
+from xflow_core.policies.medgemma_model import Conversation, MedGemma, Pictures, masks, seeded
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 
@@ -37,35 +34,6 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.fixture(scope="module")
 def gemma(base: Path) -> MedGemma:
     return MedGemma.load(base, dtype=torch.float64)
-
-
-class Talk:
-    """A chat with three pictures, and what the model itself makes of it in one pass."""
-
-    def __init__(self, gemma: MedGemma, seed: int = 0) -> None:
-        self.gemma = gemma
-        self.pictures = Pictures()
-        random = np.random.default_rng(seed)
-        self.drawn = {name: random.integers(0, 256, (SIDE, SIDE, 3), np.uint8) for name in ("one", "two", "three")}
-        first, second, third = (self.pictures.symbols(name, SOFT_TOKENS) for name in self.drawn)
-        turns = gemma.turns([([first, second], "Segment the effusion."), ([third], ""), ([first], "")])
-        words = gemma.processor.tokenizer.encode("some words of the model", add_special_tokens=False)
-        self.turns = turns
-        self.symbols = [*turns[0], *words, gemma.end, *turns[1], *words[:4], gemma.end, *turns[2], *words]
-
-    def features(self, symbol: int) -> Tensor:
-        key = self.pictures.key_of(symbol)
-        return self.pictures.tokens(key, lambda: self.drawn[key], self.gemma)
-
-    def whole(self, symbols: list[int]) -> Tensor:
-        """The model's own forward pass: pixels, token types, no cache."""
-        ids = torch.tensor([[s if s >= 0 else self.gemma.image_token for s in symbols]])
-        starts = [s for before, s in zip([0, *symbols], symbols, strict=False) if s < 0 and s != before]
-        images = [Image.fromarray(self.drawn[self.pictures.key_of(s)]) for s in starts]
-        pixels = self.gemma.processor.image_processor(images=images, return_tensors="pt")["pixel_values"]
-        with torch.no_grad():
-            types = (ids == self.gemma.image_token).long()
-            return self.gemma.gemma(input_ids=ids, pixel_values=pixels.double(), token_type_ids=types).logits[0, -1]
 
 
 @pytest.fixture
@@ -158,20 +126,6 @@ def test_a_pass_that_fails_leaves_nothing_behind(talk: Talk):
     torch.testing.assert_close(conversation.after(talk.symbols, talk.features), talk.whole(talk.symbols), **EXACT)
 
 
-def at_a_time(gemma: MedGemma, talks: list[Talk], ends: list[list[int]]) -> list[list[Tensor]]:
-    """The last logits of several conversations, each fed up to its own ends, in threads that start together."""
-    start = threading.Barrier(len(talks))
-
-    def said(talk: Talk, ends: list[int]) -> list[Tensor]:
-        conversation = Conversation(gemma)
-        with gemma.using(None):
-            start.wait()
-            return [conversation.after(talk.symbols[:end], talk.features) for end in ends]
-
-    with ThreadPoolExecutor(len(talks)) as pool:
-        return list(pool.map(said, talks, ends))
-
-
 def test_conversations_side_by_side_say_what_each_says_alone(gemma: MedGemma):
     """Of other lengths and pictures, one of them at its end before the others."""
     talks = [Talk(gemma, seed) for seed in range(3)]
@@ -189,26 +143,6 @@ def test_conversations_side_by_side_say_what_each_says_alone(gemma: MedGemma):
     for talk, own, logits in zip(talks, ends, found, strict=True):
         for end, last in zip(own, logits, strict=True):
             torch.testing.assert_close(last, talk.whole(talk.symbols[:end]), **EXACT)
-
-
-def test_a_cache_of_fixed_places_changes_nothing(base: Path, gemma: MedGemma, monkeypatch: pytest.MonkeyPatch):
-    """Fed in parts, cut, gone on with, grown beyond its room, alone and side by side."""
-    monkeypatch.setattr(FixedCache.__init__, "__defaults__", (64,))
-    fixed = MedGemma(gemma.gemma, gemma.processor, fixed_caches=True)
-    talk = Talk(fixed)
-    first = len(talk.turns[0])
-    assert first < 64 < len(talk.symbols)
-    edited = [*talk.symbols[: first + 3], *talk.symbols[-30:]]
-    conversation = Conversation(fixed)
-    for symbols in (talk.symbols[:first], talk.symbols[: first + 1], talk.symbols, edited, edited[:-8], talk.symbols):
-        with fixed.using(None):
-            torch.testing.assert_close(conversation.after(symbols, talk.features), talk.whole(symbols), **EXACT)
-    talks = [Talk(fixed, seed) for seed in range(3)]
-    ends = [[first, first + 1, len(talks[0].symbols)], [first, first + 2, first + 3], [first + 1, first + 2]]
-    for talk, own, logits in zip(talks, ends, at_a_time(fixed, talks, ends), strict=True):
-        for end, last in zip(own, logits, strict=True):
-            with fixed.using(None):
-                torch.testing.assert_close(last, talk.whole(talk.symbols[:end]), **EXACT)
 
 
 def test_what_is_too_much_together_is_done_alone(gemma: MedGemma, monkeypatch: pytest.MonkeyPatch):

@@ -27,6 +27,7 @@ class Settings:
         resume: take results that are done and whole as they are.
         since: a result is no older than this (a file's modification time, nanoseconds) if it counts as done.
         together: images that a worker has in work at a time, in threads that share its model's passes.
+        layout: how a foundation bundle's policies lie in memory; None leaves it to the worker's environment.
         image_seconds: the longest that a worker may be at one image, all its questions and a first load of the models
             together; then the worker is ended, and the image is a row with that reason.
     """
@@ -42,6 +43,7 @@ class Settings:
     since: int = 0
     image_seconds: float = 1800.0
     together: int = 1
+    layout: str | None = None
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "out": str(self.out)})

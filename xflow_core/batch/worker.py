@@ -22,9 +22,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TextIO
 
-from xflow_core.bundles.loading import load_engine
+from xflow_core.bundles.loading import LAYOUT_VARIABLE, load_engine
 from xflow_core.bundles.manifest import find_bundle
 from xflow_core.domain.errors import BundleError, XFlowError
 from xflow_core.workflow.engine import Engine
@@ -55,7 +56,14 @@ class _LazyEngine:
                     "where the batch was started; install the same."
                 )
             _choose_gpu(self.settings.device)
-            self.engine = load_engine(self.settings.bundle, self.settings.device)
+            if self.settings.layout is not None:
+                # On a cluster the caller's environment is not the worker's.
+                os.environ[LAYOUT_VARIABLE] = self.settings.layout
+            engine = load_engine(self.settings.bundle, self.settings.device)
+            if self.settings.together > 1:
+                # The images in work share the model's passes; their components wait for their turn.
+                engine = replace(engine, components_together=1)
+            self.engine = engine
             if "torch" in sys.modules:
                 sys.modules["torch"].set_num_threads(self.settings.threads)
             # What a library says of an image may quote its header: from here on it goes nowhere.

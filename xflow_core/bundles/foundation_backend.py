@@ -17,17 +17,19 @@ from transformers.utils import logging as transformers_logging
 from xflow_core.domain.errors import BundleError, CallError
 from xflow_core.policies.medgemma import load_policies
 from xflow_core.policies.medgemma_layouts import bytes_needed, check_layout, choose_layout, layouts_here
+from xflow_core.policies.medgemma_model import KEPT_CONVERSATIONS, check_decoding
 from xflow_core.radiograph.recipes import check_recipe
 from xflow_core.segmenters.sam3 import Sam3Segmenter
 from xflow_core.workflow.engine import Engine
 
 from .checkpoints import LANGUAGE_MODELS, SEGMENTERS, adapter_file_names, check_adapter, model_file_names
+from .loading import LAYOUT_VARIABLE
 from .manifest import Bundle
 
 BASES = ("language", "segmenter")
 ADAPTERS = ("init", "revision")
-LAYOUT_VARIABLE = "XFLOW_LAYOUT"
-"""How the two policies lie in memory (:mod:`xflow_core.policies.medgemma_layouts`); by default what fits."""
+DECODING_VARIABLE = "XFLOW_DECODING"
+"""How words are fed to the language model (:data:`xflow_core.policies.medgemma_model.DECODING`)."""
 
 
 def load(bundle: Bundle, device: str) -> Engine:
@@ -35,11 +37,12 @@ def load(bundle: Bundle, device: str) -> Engine:
 
     Raises:
         BundleError: its settings are not a foundation bundle's, or a model is missing, altered or of another base.
-        CallError: the device is not here.
+        CallError: the device is not here, or cannot do what was asked for.
     """
     place = choose_device(device)
     layout = os.environ.get(LAYOUT_VARIABLE) or "auto"
     check_layout(layout, place)
+    decoding = check_decoding(os.environ.get(DECODING_VARIABLE) or "auto", place)
     side = check_settings(bundle)
     folders = bundle.verify_models(anew=False)
     model_file_names(folders["language"], LANGUAGE_MODELS)
@@ -56,6 +59,7 @@ def load(bundle: Bundle, device: str) -> Engine:
             recipe=bundle.preprocessing,
             device=place,
             layout=layout,
+            decoding=decoding,
         )
     segmenter.make_room = policies.make_room
     return Engine(
@@ -64,6 +68,8 @@ def load(bundle: Bundle, device: str) -> Engine:
         init_policy=policies.init,
         revision_policy=policies.revision,
         segmenter=segmenter,
+        components_together=KEPT_CONVERSATIONS,
+        memory_layout=lambda: policies.layout,
     )
 
 

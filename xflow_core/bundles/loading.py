@@ -12,6 +12,8 @@ from xflow_core.workflow.engine import Engine
 from .manifest import Bundle, find_bundle
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+LAYOUT_VARIABLE = "XFLOW_LAYOUT"
+"""Names how a foundation bundle's policies lie in memory; by default what fits."""
 
 # Backends by name, as "module:function" of (Bundle, device) -> Engine; imported when first needed. Other packages add
 # theirs under the entry point group "xflow.backends".

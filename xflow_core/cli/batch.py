@@ -119,7 +119,7 @@ def _job(call: BatchCall) -> Job:
             "pip install 'xflow-core[batch]'."
         ) from None
     from xflow_core.batch.job import Job, Settings
-    from xflow_core.bundles.loading import DEVICES
+    from xflow_core.bundles.loading import DEVICES, LAYOUT_VARIABLE
     from xflow_core.bundles.manifest import find_bundle
 
     if call.device not in DEVICES:
@@ -145,6 +145,7 @@ def _job(call: BatchCall) -> Job:
             resume=call.resume,
             image_seconds=call.image_minutes * 60,
             together=1 if call.ray is not None else call.together or (TOGETHER if bundle.models else 1),
+            layout=os.environ.get(LAYOUT_VARIABLE),
         ),
         instructions=instructions,
         survey=call.survey,

@@ -526,7 +526,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class Trace:
-    """Everything that was decided about one instruction on one image."""
+    """Everything that was decided about one instruction on one image.
+
+    Attributes:
+        memory_layout: how the bundle's models lay in memory at the last step, where that may change what they answer.
+    """
 
     image: ImageRecord
     instruction: Instruction
@@ -537,6 +541,7 @@ class Trace:
     seed: int = 0
     stages: int = 2
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    memory_layout: str | None = None
 
     def __post_init__(self) -> None:
         check_finding(self.instruction.finding)
@@ -544,7 +549,8 @@ class Trace:
 
     @property
     def id(self) -> str:
-        """A name for the trace made from what it says; timings and the file that the mask went to are left out."""
+        """A name for the trace made from what it says; timings, the memory layout and the file that the mask went to
+        are left out."""
         text = json.dumps(self._json(id_only=True), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -584,6 +590,8 @@ class Trace:
                 data["result"].pop("mask_file")
         else:
             data["id"] = self.id
+            if self.memory_layout is not None:
+                data["memory_layout"] = self.memory_layout
             data["seconds"] = {name: round(value, 4) for name, value in self.seconds.items()}
         return data
 
@@ -622,6 +630,7 @@ class Trace:
                 seed=int(data.get("seed", 0)),
                 stages=int(data.get("stages", 2)),
                 seconds=dict(data.get("seconds", {})),
+                memory_layout=None if data.get("memory_layout") is None else str(data["memory_layout"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
             if isinstance(problem, ValueRefused):

@@ -51,16 +51,13 @@ from . import transcript
 from .calibration import Calibration
 from .medgemma_decoding import PieceTokens, Written, decode
 from .medgemma_layouts import LaidOutPolicies, layout_and_next, load_in_layout
-from .medgemma_model import Conversation, MedGemma, Pictures, seeded
+from .medgemma_model import KEPT_CONVERSATIONS, Conversation, MedGemma, Pictures, check_decoding, seeded
 from .medgemma_pictures import overlaid, squared
 from .protocols import Decision, Done, InitPolicy, RevisionPolicy
 from .transcript import Choice, Number, Plan, SquareFrame, TranscriptError
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
-
-KEPT_CONVERSATIONS = 4
-"""Radiographs whose conversations a policy keeps, the newest: a cache is 139 KB a token at full size."""
 
 INIT, REVISION = "init", "revision"
 ANSWERS = ("transcript", "box_2d")
@@ -134,6 +131,7 @@ def load_policies(
     recipe: str,
     device: str,
     layout: str = "auto",
+    decoding: str = "auto",
 ) -> LaidOutPolicies:
     """The two policies.
 
@@ -144,10 +142,11 @@ def load_policies(
         recipe: how the radiograph becomes the picture (:mod:`xflow_core.radiograph.recipes`).
         device: ``cpu``, ``cuda`` or ``mps``; bfloat16 on CUDA, float32 elsewhere.
         layout: how they lie in memory (:mod:`.medgemma_layouts`); ``auto`` chooses by what is free.
+        decoding: see :func:`~.medgemma_model.check_decoding`.
 
     Raises:
         BundleError: settings or weights do not fit, or the tokenizer (:func:`check_tokenizer`).
-        CallError: no such layout.
+        CallError: no such layout or way of decoding.
         EngineError: the memory does not suffice.
     """
     known = PolicySettings.from_json(settings)
@@ -156,9 +155,10 @@ def load_policies(
     if unknown:
         raise BundleError(f"The bundle has an adapter {sorted(unknown)[0]!r}; known: {INIT}, {REVISION}.")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    way = check_decoding(decoding, device)
 
     def load(name: str) -> tuple[InitPolicy, RevisionPolicy]:
-        models = load_in_layout(name, base, adapters, device=device, dtype=dtype)
+        models = load_in_layout(name, base, adapters, device=device, dtype=dtype, decoding=way)
         tokenizer, end = models[INIT].processor.tokenizer, models[INIT].end
         check_tokenizer(PieceTokens(tokenizer, end), known)
         if known.answers == "box_2d":
@@ -231,16 +231,16 @@ class _Writer:
         self.settings = settings
         self._recipe = recipe
         self._tokens = PieceTokens(gemma.processor.tokenizer, gemma.end)
-        self._open: OrderedDict[int, _Held] = OrderedDict()
+        self._open: OrderedDict[tuple[int, int], _Held] = OrderedDict()
         self._lock = threading.Lock()
 
     @contextmanager
-    def about(self, image: EncodedRadiograph) -> Iterator[_View]:
-        """The model and the conversation about a radiograph, for one decision of this thread.
+    def about(self, image: EncodedRadiograph, component: int = 0) -> Iterator[_View]:
+        """The model and the conversation about a radiograph and one of its components, for one decision of this thread.
 
-        A second thread about the same radiograph waits; those about others share the model's passes.
+        A second thread about the same waits; those about others share the model's passes.
         """
-        held = self._held(image)
+        held = self._held(image, component)
         view = _View(self, image, held.pictures, held.conversation)
         view.prepare()
         with held.lock, self.gemma.using(self.adapter):
@@ -248,14 +248,20 @@ class _Writer:
 
     def view(self, image: EncodedRadiograph) -> _View:
         """The same, to look at: it decides nothing."""
-        held = self._held(image)
+        held = self._held(image, 0)
         return _View(self, image, held.pictures, held.conversation)
 
-    def _held(self, image: EncodedRadiograph) -> _Held:
+    def _held(self, image: EncodedRadiograph, component: int) -> _Held:
         pictures: Pictures = image.feature(f"medgemma.{self.adapter}", lambda _: Pictures())
+
+        def siblings() -> list[Conversation]:
+            with self._lock:
+                return [held.conversation for held in self._open.values() if held.pictures is pictures]
+
         with self._lock:
-            held = self._open.setdefault(id(pictures), _Held(pictures, Conversation(self.gemma)))
-            self._open.move_to_end(id(pictures))
+            key = id(pictures), component
+            held = self._open.setdefault(key, _Held(pictures, Conversation(self.gemma, siblings)))
+            self._open.move_to_end(key)
             if len(self._open) > KEPT_CONVERSATIONS:
                 # Whoever is deciding in it goes on with it.
                 self._open.popitem(last=False)
@@ -264,7 +270,7 @@ class _Writer:
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """The conversation about a radiograph, and a lock for whoever decides in it."""
+    """The conversation about a radiograph and a component, and a lock for whoever decides in it."""
 
     pictures: Pictures
     conversation: Conversation
@@ -540,7 +546,7 @@ class MedGemmaRevisionPolicy(_Writer):
             masks, clicks = masks[-1:], ()
         if len(clicks) >= self.settings.max_clicks:
             return Decision(Done("no_progress"))
-        with self.about(image) as view:
+        with self.about(image, component.component) as view:
             first, *others = [view.overlay(mask) for mask in masks]
             turns = view.turns([([view.source(), first], question(instruction)), *(([each], "") for each in others)])
             symbols = turns[0]

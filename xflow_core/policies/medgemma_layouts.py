@@ -34,7 +34,7 @@ from xflow_core.domain.instruction import Instruction
 from xflow_core.domain.trace import Click, GroundedLung, LesionBox, Verdict
 from xflow_core.radiograph.encoded import EncodedRadiograph
 
-from .medgemma_model import MedGemma
+from .medgemma_model import PLAIN, MedGemma
 from .protocols import Decision, Done, InitPolicy, RevisionPolicy
 
 T = TypeVar("T")
@@ -44,9 +44,9 @@ MERGED, ADAPTERS, NF4 = "merged", "adapters", "nf4"
 LAYOUTS = (MERGED, ADAPTERS, NF4)
 """From the most memory to the least."""
 
-BESIDE_WEIGHTS = 4 << 30
-"""The caches of four radiographs, 1700 tokens at 139 KB in each policy (1.9 GB), SAM3 in bfloat16 and its activations
-(1.5 GB), the language model's."""
+BESIDE_WEIGHTS = 9 << 29
+"""Keys and values of four conversations of each policy, 2112 places at 139 KB each (2.3 GB), SAM3 in bfloat16 and its
+activations (1.5 GB), the language model's and its recorded passes (0.8 GB, not measured)."""
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes for each number in four bits: a scale of one byte for 64 numbers, and one of four for 256 such scales."""
@@ -113,12 +113,18 @@ def layout_and_next(layout: str, base: Path, adapters: Mapping[str, Path], devic
 
 
 def load_in_layout(
-    layout: str, base: Path, adapters: Mapping[str, Path], *, device: str, dtype: torch.dtype
+    layout: str,
+    base: Path,
+    adapters: Mapping[str, Path],
+    *,
+    device: str,
+    dtype: torch.dtype,
+    decoding: str = PLAIN,
 ) -> dict[str, MedGemma]:
     """A model for each policy, ``init`` and ``revision``; but in ``merged`` it is one and the same.
 
     Args:
-        layout: one of :data:`LAYOUTS`.
+        layout: one of :data:`LAYOUTS`. decoding: see :class:`MedGemma`.
 
     Raises:
         BundleError: a part is missing, damaged, or made for another model.
@@ -126,11 +132,16 @@ def load_in_layout(
     if layout == MERGED and adapters:
         return {
             role: MedGemma.load(
-                base, {role: adapters[role]} if role in adapters else {}, device=device, dtype=dtype, merge=True
+                base,
+                {role: adapters[role]} if role in adapters else {},
+                device=device,
+                dtype=dtype,
+                merge=True,
+                decoding=decoding,
             )
             for role in ("init", "revision")
         }
-    model = MedGemma.load(base, adapters, device=device, dtype=dtype, four_bits=layout == NF4)
+    model = MedGemma.load(base, adapters, device=device, dtype=dtype, four_bits=layout == NF4, decoding=decoding)
     return dict.fromkeys(("init", "revision"), model)
 
 

@@ -14,15 +14,19 @@ equal.
 Threads that decide at the same time share passes: each waits with what it would feed until all have something, and one
 pass of the model takes it all, so that the weights are read once for it. The sequences lie one behind the other, each
 with its own places and its own cache, and see nothing of one another; what comes out is equal up to the same rounding.
+
+Most passes feed a token or a few words. On a GPU those are steps of fixed shape, recorded once and replayed
+(:mod:`.medgemma_lanes`); the first question and each new picture go through passes of any shape.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,10 +37,23 @@ from peft import PeftModel, get_peft_model_state_dict
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import AutoProcessor, BitsAndBytesConfig, DynamicCache, Gemma3ForConditionalGeneration
 
-from xflow_core.domain.errors import BundleError, EngineError
+from xflow_core.domain.errors import BundleError, CallError, EngineError
+
+from .medgemma_lanes import WIDTHS, FixedStep, Lane, LaneCache, Lanes, captured, compiled, grown_cache
+
+LOG = logging.getLogger(__name__)
+
+KEPT_CONVERSATIONS = 4
+"""Conversations of a policy that are kept, the newest: each takes 139 KB a token at full size."""
+
+PLAIN, FIXED, CAPTURED, COMPILED = "plain", "fixed", "captured", "compiled"
+DECODING = (PLAIN, FIXED, CAPTURED, COMPILED)
+"""How a few words are fed: with a cache that grows; in steps of fixed shape (:mod:`.medgemma_lanes`); those recorded as
+CUDA graphs; and of these, those of one token compiled before. From slow to fast on a GPU."""
+
+RECORDERS = {FIXED: None, CAPTURED: captured, COMPILED: compiled}
 
 _KEPT_PICTURES = 64  # soft tokens of one picture are 1.3 MB at full size
 _UNREADABLE = (
@@ -81,14 +98,13 @@ class MedGemma:
     Args:
         model: in evaluation mode on its device; a ``PeftModel`` when it has adapters.
         processor: its ``Gemma3Processor``.
-        fixed_caches: keep each conversation in a :class:`FixedCache` instead of one that grows; the same, up to
-            rounding.
+        decoding: one of :data:`DECODING`; the same answers, up to rounding.
     """
 
     def __init__(
-        self, model: Gemma3ForConditionalGeneration | PeftModel, processor: Any, *, fixed_caches: bool = False
+        self, model: Gemma3ForConditionalGeneration | PeftModel, processor: Any, *, decoding: str = PLAIN
     ) -> None:
-        self.fixed_caches = fixed_caches
+        self.decoding = decoding
         self._peft = model if isinstance(model, PeftModel) else None
         self.gemma: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self.processor = processor
@@ -99,6 +115,8 @@ class MedGemma:
         self._deciding = 0  # threads inside `using`
         self._waiting: list[_Step] = []
         self._own = threading.local()  # the thread's adapters, the innermost `using`'s last
+        self._lanes: dict[str | None, Lanes] = {}  # by adapter
+        self._fixed: dict[tuple[str | None, int, int], FixedStep] = {}  # by adapter, lanes and width
         config = self.gemma.config
         self.image_token: int = config.image_token_id
         self.image_tokens = (self.image_token, config.boi_token_index, config.eoi_token_index)
@@ -116,6 +134,7 @@ class MedGemma:
         dtype: torch.dtype,
         merge: bool = False,
         four_bits: bool = False,
+        decoding: str = PLAIN,
     ) -> MedGemma:
         """From local folders; nothing is downloaded, no code of theirs is run, weights are safetensors only.
 
@@ -154,7 +173,7 @@ class MedGemma:
             model = _with_adapter(model, name, folder)
         if merge and isinstance(model, PeftModel):
             model = model.merge_and_unload()
-        return cls(model.to(device).eval().requires_grad_(False), processor)
+        return cls(model.to(device).eval().requires_grad_(False), processor, decoding=decoding)
 
     @property
     def model(self) -> Any:
@@ -203,6 +222,12 @@ class MedGemma:
                 with self._peft.disable_adapter():
                     yield
 
+    @contextmanager
+    def at_rest(self) -> Iterator[str | None]:
+        """No pass runs meanwhile; gives this thread's adapter. Call it inside :meth:`using`."""
+        with self._compute:
+            yield self._own.adapters[-1]
+
     def soft_tokens(self, picture: np.ndarray) -> Tensor:
         """A picture through the vision tower and the projector: ``[tokens, hidden]``. Call it inside :meth:`using`.
 
@@ -249,7 +274,7 @@ class MedGemma:
         return step.logits
 
     def _take(self, steps: Sequence[_Step]) -> None:
-        """The passes that the steps need: one for all of an adapter, but for those that want theirs alone."""
+        """The passes that the steps need, together for all of an adapter, but for those that want theirs alone."""
         shared: dict[str | None, list[_Step]] = {}
         for step in steps:
             if not step.alone:
@@ -265,32 +290,123 @@ class MedGemma:
                     step.failure = problem if len(group) == 1 else _Again()
 
     def _pass(self, group: Sequence[_Step]) -> None:
+        """One pass, or two: of a few words each where there are lanes, and of all else."""
+        for step in group:
+            step.conversation.settle(step.kept, step.adapter)
+        fixed = [step for step in group if step.narrow and not step.alone and step.conversation.lane is not None]
+        others = [step for step in group if step not in fixed]
+        if fixed:
+            self._fixed_pass(fixed)
+        if others:
+            self._free_pass(others)
+
+    def lane(self, adapter: str | None) -> Lane | None:
+        """A free lane for a conversation with an adapter; None where all are taken, or decoding is plain."""
+        if self.decoding == PLAIN:
+            return None
+        if adapter not in self._lanes:
+            config = self.gemma.config.text_config
+            self._lanes[adapter] = Lanes(KEPT_CONVERSATIONS, config, self.device, self.gemma.dtype)
+        return self._lanes[adapter].take()
+
+    def _fixed_pass(self, group: Sequence[_Step]) -> None:
+        """A pass of fixed shapes: of the first lane alone, or of all."""
+        adapter, lanes = group[0].adapter, self._lanes[group[0].adapter]
+        given = {}
+        for step in group:
+            lane = step.conversation.lane
+            assert lane is not None
+            lanes.make_room(len(step.symbols))
+            if len(group) == 1:
+                lanes.bring_to_front(lane)
+            given[lane.number] = step.symbols[step.kept :], step.kept
+        count = 1 if len(group) == 1 else lanes.count
+        width = next(width for width in WIDTHS if width >= max(len(tokens) for tokens, _ in given.values()))
+        logits = self._run_fixed(adapter, lanes, count, width, given)
+        self.work.passes += 1
+        self.work.fed += sum(len(tokens) for tokens, _ in given.values())
+        for step in group:
+            lane = step.conversation.lane
+            assert lane is not None
+            lane.length = len(step.symbols)
+            step.logits = logits[lane.number]
+
+    def _run_fixed(
+        self,
+        adapter: str | None,
+        lanes: Lanes,
+        count: int,
+        width: int,
+        given: dict[int, tuple[Sequence[int], int]],
+    ) -> Tensor:
+        # What was recorded before the lanes moved is of no use.
+        self._fixed = {key: step for key, step in self._fixed.items() if key[0] != adapter or step.room == lanes.room}
+        key = adapter, count, width
+        place = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with place:
+            while True:
+                if key not in self._fixed:
+                    # Compiling takes long: the step of one token alone, which most passes are.
+                    way = CAPTURED if self.decoding == COMPILED and width > 1 else self.decoding
+                    self._fixed[key] = FixedStep(self.gemma, lanes, count, width, RECORDERS[way])
+                try:
+                    return self._fixed[key](given)
+                except torch.OutOfMemoryError:
+                    raise
+                # Compilers and drivers raise what they like; without them it is slower, and as right.
+                except Exception as problem:
+                    if self.decoding == FIXED or self._fixed[key].ready:
+                        raise
+                    less = DECODING[DECODING.index(self.decoding) - 1]
+                    LOG.warning(
+                        "Decoding %r does not work here (%s); %r is used, which is slower.",
+                        self.decoding,
+                        next(iter(str(problem).splitlines()), type(problem).__name__)[:200],
+                        less,
+                    )
+                    self.decoding = less
+                    del self._fixed[key]
+
+    def _free_pass(self, group: Sequence[_Step]) -> None:
+        """A pass of any symbols."""
         device = self.device
         self.work.passes += 1
         self.work.fed += sum(len(step.symbols) - step.kept for step in group)
-        looks = [
-            masks(step.symbols, step.kept, self.window, device, step.conversation.room(step.kept, len(step.symbols)))
-            for step in group
-        ]
+        looks = [masks(step.symbols, step.kept, self.window, device) for step in group]
         places = torch.cat([torch.arange(step.kept, len(step.symbols), device=device) for step in group])
+        caches = [step.conversation.cache(step.kept, len(step.symbols)) for step in group]
+        embedded = [self._embedded(step) for step in group]
         if len(group) == 1:
-            (step,), (mask,) = group, looks
-            more: dict[str, Any] = {"cache": step.conversation.cache, "logits_to_keep": 1}
-            embedded = step.embedded
+            (mask,) = looks
+            more: dict[str, Any] = {"cache": caches[0], "logits_to_keep": 1}
         else:
             diagonal: Any = torch.block_diag
             mask = {kind: diagonal(*(look[kind][0, 0] for look in looks)).bool()[None, None] for kind in looks[0]}
-            lengths = [step.embedded.shape[1] for step in group]
+            lengths = [each.shape[1] for each in embedded]
             more = {
-                "cache": _SideBySide([step.conversation.cache for step in group], lengths),
+                "cache": _SideBySide(caches, lengths),
                 "logits_to_keep": torch.tensor(lengths, device=device).cumsum(0) - 1,
             }
-            embedded = torch.cat([step.embedded for step in group], dim=1)
-        out = self.gemma(inputs_embeds=embedded, attention_mask=mask, position_ids=places[None], use_cache=True, **more)
+        out = self.gemma(
+            inputs_embeds=torch.cat(embedded, dim=1),
+            attention_mask=mask,
+            position_ids=places[None],
+            use_cache=True,
+            **more,
+        )
         logits = out.logits[0]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         for step, row in zip(group, logits, strict=True):
             step.logits = row
+
+    def _embedded(self, step: _Step) -> Tensor:
+        """What is fed for the new symbols of a step: ``[1, symbols, hidden]``."""
+        new = step.symbols[step.kept :]
+        ids = torch.tensor([[max(symbol, 0) for symbol in new]], device=self.device)
+        embedded: Tensor = self.gemma.get_input_embeddings()(ids)
+        for start, soft in step.soft.items():
+            embedded[0, start : start + soft.shape[0]] = soft.to(embedded.dtype)
+        return embedded
 
     def tokens_of(self, text: str, images: Sequence[Sequence[int]]) -> list[int]:
         """Symbols of a part of a rendered chat: its tokens, with each ``<start_of_image>`` grown to an image's symbols
@@ -368,6 +484,21 @@ def _with_adapter(model: Gemma3ForConditionalGeneration | PeftModel, name: str, 
         raise BundleError(f"The adapter in {folder} does not fit the base model, or is damaged: {first}") from None
 
 
+def check_decoding(decoding: str, device: str) -> str:
+    """The way of decoding on a device: ``auto`` is ``captured`` on CUDA, ``plain`` elsewhere.
+
+    Raises:
+        CallError: there is no such way, or not on the device.
+    """
+    if decoding not in (*DECODING, "auto"):
+        raise CallError(f"There is no way of decoding {decoding!r}; choose auto, {', '.join(DECODING)}.")
+    if decoding in (CAPTURED, COMPILED) and device != "cuda":
+        raise CallError(f"Decoding {decoding!r} needs CUDA graphs, which {device} does not have; choose another.")
+    if decoding == "auto":
+        return CAPTURED if device == "cuda" else PLAIN
+    return decoding
+
+
 class Pictures:
     """The soft tokens of the pictures around one radiograph (itself, and each mask laid over it), each encoded once.
 
@@ -376,25 +507,29 @@ class Pictures:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # conversations about several components share them
         self._numbers: dict[str, int] = {}
         self._tokens: OrderedDict[str, Tensor] = OrderedDict()
 
     def tokens(self, key: str, draw: Callable[[], np.ndarray], gemma: MedGemma) -> Tensor:
         """The soft tokens of the picture called ``key``; ``draw`` gives it, uint8 ``[S, S, 3]``, when it is needed."""
-        if key not in self._tokens:
-            self._tokens[key] = gemma.soft_tokens(draw())
-            if len(self._tokens) > _KEPT_PICTURES:
-                self._tokens.popitem(last=False)
-        self._tokens.move_to_end(key)
-        return self._tokens[key]
+        with self._lock:
+            if key not in self._tokens:
+                self._tokens[key] = gemma.soft_tokens(draw())
+                if len(self._tokens) > _KEPT_PICTURES:
+                    self._tokens.popitem(last=False)
+            self._tokens.move_to_end(key)
+            return self._tokens[key]
 
     def symbols(self, key: str, count: int) -> list[int]:
         """The symbols that stand for a picture's ``count`` soft tokens in a conversation."""
-        number = self._numbers.setdefault(key, len(self._numbers))
+        with self._lock:
+            number = self._numbers.setdefault(key, len(self._numbers))
         return [-(number + 1)] * count
 
     def key_of(self, symbol: int) -> str:
-        return next(key for key, number in self._numbers.items() if number == -symbol - 1)
+        with self._lock:
+            return next(key for key, number in self._numbers.items() if number == -symbol - 1)
 
     @property
     def nbytes(self) -> int:
@@ -403,27 +538,42 @@ class Pictures:
 
 class Conversation:
     """The key-value cache of one policy about one radiograph. Call it only inside ``gemma.using(adapter)``, one thread
-    at a time."""
+    at a time.
 
-    def __init__(self, gemma: MedGemma) -> None:
+    Args:
+        siblings: other conversations of the same policy and pictures. A beginning that one of them has fed is taken
+            over from it.
+    """
+
+    def __init__(self, gemma: MedGemma, siblings: Callable[[], Sequence[Conversation]] = tuple) -> None:
         self._gemma = gemma
-        self.cache: DynamicCache | FixedCache = self._new_cache()
+        self._siblings = siblings
+        self._held: Lane | DynamicCache | None = None
         self._symbols: list[int] = []
         self._logits: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._symbols)
 
+    @property
+    def lane(self) -> Lane | None:
+        return self._held if isinstance(self._held, Lane) else None
+
     def forget(self) -> None:
         """Nothing of it is kept; the next question feeds all anew."""
-        self.cache, self._symbols, self._logits = self._new_cache(), [], None
+        self._held, self._symbols, self._logits = None, [], None
 
-    def _new_cache(self) -> DynamicCache | FixedCache:
-        return FixedCache() if self._gemma.fixed_caches else DynamicCache()
+    def settle(self, kept: int, adapter: str | None) -> None:
+        """Have somewhere to keep things, and in it the first ``kept`` symbols."""
+        if self._held is None:
+            self._held = self._gemma.lane(adapter) or DynamicCache()
+        elif isinstance(self._held, DynamicCache) and (beyond := self._held.get_seq_length() - kept) > 0:
+            self._held.crop(-beyond)
 
-    def room(self, kept: int, length: int) -> int:
-        """Places of its cache in a pass that feeds the symbols from ``kept`` to ``length``."""
-        return self.cache.begin(kept, length) if isinstance(self.cache, FixedCache) else length
+    def cache(self, kept: int, length: int) -> DynamicCache | LaneCache:
+        """For a pass that feeds the symbols from ``kept`` to ``length``."""
+        assert self._held is not None
+        return self._held.cache(kept, length) if isinstance(self._held, Lane) else self._held
 
     def after(self, symbols: Sequence[int], features: Callable[[int], Tensor]) -> Tensor:
         """The logits ``[vocabulary]``, float32 or finer, of what follows ``symbols``.
@@ -434,41 +584,63 @@ class Conversation:
         symbols = list(symbols)
         if symbols == self._symbols and self._logits is not None:
             return self._logits
-        kept = _common(self._symbols, symbols)
+        kept = self._begun(symbols)
         if kept == len(symbols):
             kept -= 1  # the last one is fed again: its logits are gone
         self._logits = None
-        if kept < len(self._symbols):
-            if isinstance(self.cache, DynamicCache):
-                self.cache.crop(kept - len(self._symbols))
-            self._symbols = self._symbols[:kept]
+        self._symbols = symbols[:kept]
         try:
             try:
-                logits = self._gemma.step(_Step(self, symbols, kept, self._embedded(symbols[kept:], features)))
+                logits = self._gemma.step(_Step(self, symbols, kept, _soft(symbols[kept:], features)))
             except _Again:
                 # Together it was too much, or another one's fault: alone.
-                logits = self._gemma.step(_Step(self, symbols, 0, self._embedded(symbols, features), alone=True))
+                logits = self._gemma.step(_Step(self, symbols, 0, _soft(symbols, features), alone=True))
         except BaseException:
             self.forget()
             raise
         self._symbols, self._logits = symbols, logits
         return logits
 
-    def _embedded(self, new: list[int], features: Callable[[int], Tensor]) -> Tensor:
-        """What is fed for new symbols: ``[1, symbols, hidden]``."""
-        ids = torch.tensor([[max(symbol, 0) for symbol in new]], device=self._gemma.device)
-        embedded: Tensor = self._gemma.gemma.get_input_embeddings()(ids)
-        start = 0
-        while start < len(new):
-            length = 1
-            if new[start] < 0:
-                soft = features(new[start])
-                length = soft.shape[0]
-                if new[start : start + length] != [new[start]] * length:
-                    raise EngineError("An image's tokens do not stand together in the conversation.")
-                embedded[0, start : start + length] = soft.to(embedded.dtype)
-            start += length
-        return embedded
+    def _begun(self, symbols: list[int]) -> int:
+        """How many of the first symbols are held, by this conversation or now by it, too."""
+        own = _common(self._symbols, symbols)
+        if own == len(self._symbols) > 0:
+            return own
+        with self._gemma.at_rest() as adapter:
+            there = [(_common(other._symbols, symbols), other) for other in self._siblings()]
+            most, nearest = max(there, key=lambda entry: entry[0], default=(0, self))
+            if most <= own:
+                return own
+            held = nearest.held(most)
+            lane = self.lane or self._gemma.lane(adapter)
+            if lane is None:
+                self._held = grown_cache(held)
+            else:
+                lane.fill(held)
+                self._held = lane
+        return most
+
+    def held(self, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values ``[1, heads, length, size]`` of each layer; no copies."""
+        if isinstance(self._held, Lane):
+            return self._held.held(length)
+        layers = () if self._held is None else self._held.layers
+        return [(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in layers]
+
+
+def _soft(new: list[int], features: Callable[[int], Tensor]) -> dict[int, Tensor]:
+    """The images among new symbols, by where each starts."""
+    found = {}
+    start = 0
+    while start < len(new):
+        length = 1
+        if new[start] < 0:
+            found[start] = features(new[start])
+            length = found[start].shape[0]
+            if new[start : start + length] != [new[start]] * length:
+                raise EngineError("An image's tokens do not stand together in the conversation.")
+        start += length
+    return found
 
 
 class _Again(Exception):
@@ -479,53 +651,24 @@ class _Again(Exception):
 class _Step:
     """What a conversation feeds, and what comes of it.
 
-    symbols: the whole conversation. kept: of these, how many its cache holds. embedded: the others, ``[1, n, hidden]``.
-    alone: it shares no pass.
+    symbols: the whole conversation. kept: of these, how many its cache holds. soft: the images among the others, by
+    where each starts. alone: it shares no pass.
     """
 
     conversation: Conversation
     symbols: list[int]
     kept: int
-    embedded: Tensor
+    soft: dict[int, Tensor]
     alone: bool = False
     adapter: str | None = None
     logits: Tensor | None = None
     failure: Exception | None = None
     done: bool = False
 
-
-class FixedCache:
-    """Keys and values in places made beforehand, 1024 and then twice as many whenever they are full.
-
-    A pass writes its own places and sees all of them; the mask leaves out those that hold nothing, or what was cut off.
-    So a token does not copy the whole cache, as one that grows does, and passes of as many symbols have the same shapes
-    and the same addresses, which a recorded CUDA graph needs.
-    """
-
-    def __init__(self, room: int = 1024) -> None:
-        self._room = room
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._at = (0, 0)
-
-    def begin(self, kept: int, length: int) -> int:
-        """Get ready for a pass that feeds the symbols from ``kept`` to ``length``; how many places it sees."""
-        self._at = kept, length
-        while self._room < length:
-            self._room *= 2
-        return self._room
-
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """New keys and values ``[1, heads, symbols, size]`` of a layer in, those of all places out."""
-        kept, length = self._at
-        held = self._layers.get(layer)
-        if held is None or held[0].shape[2] < self._room:
-            grown = tuple(new.new_zeros((*new.shape[:2], self._room, new.shape[3])) for new in (keys, values))
-            for old, larger in zip(held or (), grown, strict=False):
-                larger[:, :, :kept] = old[:, :, :kept]
-            held = self._layers[layer] = grown[0], grown[1]
-        held[0][:, :, kept:length] = keys
-        held[1][:, :, kept:length] = values
-        return held
+    @property
+    def narrow(self) -> bool:
+        """Words alone, and few: what a step of fixed width can feed."""
+        return not self.soft and len(self.symbols) - self.kept <= WIDTHS[-1]
 
 
 class _SideBySide:
@@ -535,7 +678,7 @@ class _SideBySide:
     lengths: new symbols of each.
     """
 
-    def __init__(self, caches: Sequence[DynamicCache | FixedCache], lengths: list[int]) -> None:
+    def __init__(self, caches: Sequence[DynamicCache | LaneCache], lengths: list[int]) -> None:
         self._caches = caches
         self._lengths = lengths
 
@@ -546,7 +689,9 @@ class _SideBySide:
         return torch.cat([k for k, _ in held], dim=2), torch.cat([v for _, v in held], dim=2)
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def _common(a: list[int], b: list[int]) -> int:
+    if b[: len(a)] == a:
+        return len(a)
     count = 0
     for left, right in zip(a, b, strict=False):
         if left != right:
@@ -555,12 +700,9 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return count
 
 
-def masks(
-    symbols: Sequence[int], kept: int, window: int, device: torch.device, room: int | None = None
-) -> dict[str, Tensor]:
-    """What the symbols from ``kept`` on may look at, for each kind of layer: bool
-    ``[1, 1, len(symbols) - kept, room]``, where ``room`` is by default ``len(symbols)``. Before them, in the same
-    image, and in sliding layers not further back than ``window``."""
+def masks(symbols: Sequence[int], kept: int, window: int, device: torch.device) -> dict[str, Tensor]:
+    """What the symbols from ``kept`` on may look at, for each kind of layer: bool ``[1, 1, new, all]``. Before them, in
+    the same image, and in sliding layers not further back than ``window``."""
     signs = torch.tensor(symbols, device=device)
     index = torch.arange(len(symbols), device=device)
     # Numbered by where a block of equal symbols starts, so that a picture shown twice makes two blocks.
@@ -571,11 +713,8 @@ def masks(
     together = (block[kept:, None] == block[None]) & (block[None] > 0)
     before = index[None] <= rows
     near = index[None] > rows - window
-    beyond = (0, (room or len(symbols)) - len(symbols))
     full = before | together
-    sliding = F.pad(full & near, beyond, value=False)
-    full = F.pad(full, beyond, value=False)
-    return {"full_attention": full[None, None], "sliding_attention": sliding[None, None]}
+    return {"full_attention": full[None, None], "sliding_attention": (full & near)[None, None]}
 
 
 def seeded(seed: int, symbols: Sequence[int], pictures: Pictures) -> torch.Generator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from xflow_core.domain.errors import EngineError, RadiographRefused, UnsupportedFinding, XFlowError
@@ -19,6 +19,9 @@ class Engine:
     """Two policies, a segmenter and a guard behind the same protocols, whatever their backend.
 
     findings: those it can answer; every other one is refused by name.
+    components_together: components of one image that are revised at a time, where the policies and the segmenter may be
+        asked from several threads and gain by it; the steps and their order are those of one after another.
+    memory_layout: says how the models lie in memory now, where that may change what they answer.
     """
 
     identity: BundleIdentity
@@ -27,6 +30,8 @@ class Engine:
     revision_policy: RevisionPolicy
     segmenter: PromptableSegmenter
     guard: ImageGuard | None = None
+    components_together: int = 1
+    memory_layout: Callable[[], str] | None = None
 
     def check_finding(self, finding: str) -> None:
         """Raise :class:`UnsupportedFinding` for a finding that this engine cannot answer."""

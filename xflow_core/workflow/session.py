@@ -40,6 +40,7 @@ from xflow_core.policies.protocols import Done
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.segmenters.protocol import Prediction, Prompt
 
+from .ahead import Ahead
 from .edits import check_steps, continue_from_mask, replace_step
 from .engine import Engine
 
@@ -101,6 +102,8 @@ class Session:
         self.seconds = {"stage1": 0.0, "segmenter": 0.0, "stage2": 0.0}
         self._cancelled = threading.Event()
         self._predictions: dict[tuple[int, int], Prediction] = {}
+        self._ahead: Ahead | None = None
+        self._layout: str | None = None  # of the engine's memory at the last step
 
     @classmethod
     def resume(cls, engine: Engine, image: EncodedRadiograph, trace: Trace, *, limits: Limits | None = None) -> Session:
@@ -120,7 +123,7 @@ class Session:
                 f"The trace was made by bundle {trace.bundle.name} {trace.bundle.version}, not by "
                 f"{engine.identity.name} {engine.identity.version}."
             )
-        return cls(
+        session = cls(
             engine,
             image,
             trace.instruction,
@@ -130,6 +133,8 @@ class Session:
             kept=trace.steps,
             branch_of=trace.branch_of,
         )
+        session._layout = trace.memory_layout
+        return session
 
     def cancel(self) -> None:
         """Stop before the next step; may be called from another thread."""
@@ -138,26 +143,43 @@ class Session:
     def run(self) -> Iterator[Step]:
         """The steps that are still to be made, each yielded the moment it is.
 
+        Where the engine takes several components at a time, steps of later ones may be made before it is their turn;
+        their ``seconds`` are those that were waited for.
+
         Raises:
             Cancelled: :meth:`cancel` was called; the steps made so far stay in :attr:`steps`.
             EngineError: a model failed; the same.
         """
-        while not self.finished:
-            if self._cancelled.is_set():
-                raise Cancelled("Cancelled by the user before the next step.")
-            start = time.perf_counter()
-            try:
-                step, part = self._next()
-            except XFlowError:
-                raise
-            # A model's library raises what it likes (out of memory, a shape): this run ends, the others go on.
-            except Exception as problem:
-                raise EngineError(f"A model failed after step {len(self.steps)}: {problem!r}.") from problem
-            took = time.perf_counter() - start
-            self.seconds[part] += took
-            step = replace(step, seconds=took)
-            self.steps.append(step)
-            yield step
+        try:
+            while not self.finished:
+                if self._cancelled.is_set():
+                    raise Cancelled("Cancelled by the user before the next step.")
+                start = time.perf_counter()
+                try:
+                    step, part = self._next()
+                except XFlowError:
+                    raise
+                # A model's library raises what it likes (out of memory, a shape): this run ends, the others go on.
+                except Exception as problem:
+                    raise EngineError(f"A model failed after step {len(self.steps)}: {problem!r}.") from problem
+                took = time.perf_counter() - start
+                self.seconds[part] += took
+                step = replace(step, seconds=took, notes=(*step.notes, *self._new_layout()))
+                self.steps.append(step)
+                yield step
+        finally:
+            if self._ahead is not None:
+                self._ahead.close()
+                self._ahead = None
+
+    def _new_layout(self) -> tuple[str, ...]:
+        """A sentence where the engine's memory layout is another one than at the step before."""
+        if self.engine.memory_layout is None:
+            return ()
+        before, self._layout = self._layout, self.engine.memory_layout()
+        if before in (None, self._layout):
+            return ()
+        return (f"From this step on the memory layout was {self._layout!r}, before it {before!r}; answers may differ.",)
 
     @property
     def finished(self) -> bool:
@@ -212,10 +234,11 @@ class Session:
             seed=self.seed,
             stages=self.stages,
             seconds=spent,
+            memory_layout=self._layout,
         )
 
     def _branch(self, trace: Trace) -> Session:
-        return Session(
+        branch = Session(
             self.engine,
             self.image,
             self.instruction,
@@ -225,6 +248,8 @@ class Session:
             kept=trace.steps,
             branch_of=trace.branch_of,
         )
+        branch._layout = self._layout
+        return branch
 
     # What comes next.
 
@@ -244,9 +269,9 @@ class Session:
             if not self._of(MaskStep, box.component):
                 return self._first_mask(boxes, box), "segmenter"
         if self.stages == 2:
-            for box in boxes.boxes:
-                if not self._of(StopStep, box.component):
-                    return self._revise(box)
+            unfinished = [box for box in boxes.boxes if not self._of(StopStep, box.component)]
+            if unfinished:
+                return self._next_revision(unfinished)
         return self._unite(boxes), "stage2"
 
     def _ground(self) -> LungsStep:
@@ -297,6 +322,39 @@ class Session:
             for other, found in zip(without, self.engine.segmenter.segment(self.image, prompts), strict=True):
                 self._predictions[other.component, 0] = found
         return self._mask_step(box, 0, self._predictions[box.component, 0])
+
+    def _next_revision(self, unfinished: list[LesionBox]) -> tuple[Step, str]:
+        """The next step of the first of the components that are not finished; the others may be begun beside it."""
+        first, *others = unfinished
+        if self._ahead is not None and first.component in self._ahead:
+            return self._ahead.next(first.component)
+        # The first step is made alone: what it reads of the radiograph is there for the others.
+        made = self._revise(first)
+        if self._ahead is None and others and self.engine.components_together > 1:
+            standing, found = tuple(self.steps), dict(self._predictions)
+            self._ahead = Ahead(
+                others, lambda box: self._revision(box, standing, found), self.engine.components_together - 1
+            )
+        return made
+
+    def _revision(
+        self, box: LesionBox, standing: tuple[Step, ...], found: dict[tuple[int, int], Prediction]
+    ) -> Iterator[tuple[Step, str]]:
+        """All that is left of a component's revision, from the steps that stand; this session stays as it is."""
+        own = Session(
+            self.engine,
+            self.image,
+            self.instruction,
+            stages=self.stages,
+            seed=self.seed,
+            limits=self.limits,
+            kept=standing,
+        )
+        own._predictions = dict(found)
+        while not own._of(StopStep, box.component):
+            step, part = own._revise(box)
+            own.steps.append(step)
+            yield step, part
 
     def _revise(self, box: LesionBox) -> tuple[Step, str]:
         masks = self._of(MaskStep, box.component)
