@@ -4,7 +4,10 @@ every command through the same code as those of full size."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from xflow_core.cli.app import main
 from xflow_core.domain.errors import BundleError, CallError, XFlowError
 from xflow_core.domain.instruction import parse_instruction
 from xflow_core.domain.trace import BoxesStep, ClickStep, MaskStep, PresenceStep, Trace
+from xflow_core.policies import medgemma_layouts
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import read_radiograph
 from xflow_core.workflow.session import Session
@@ -241,6 +245,54 @@ def test_a_memory_layout_that_is_none_is_named(bundle: Bundle, monkeypatch: pyte
     refused(lambda: load_engine(str(bundle.folder), "cpu"), "origami")
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [("XFLOW_LAYOUT", "nf4", "'nf4' does not run on mps"), ("XFLOW_DECODING", "captured", "which mps does not have")],
+)
+def test_what_mps_cannot_do_is_said_before_anything_is_read(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
+) -> None:
+    """Said even where the models are not there at all. No MPS is at hand: that there is one is pretended."""
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    data = json.loads((bundle.folder / MANIFEST).read_text())
+    data["bases"]["language"]["folder"] = "/nowhere"
+    gone = change(bundle, tmp_path / "gone", bases=data["bases"])
+    monkeypatch.setenv(variable, value)
+    refused(lambda: load_engine(str(gone), "mps"), words)
+    refused(lambda: load_engine("compact", "mps"), "not on mps")
+    monkeypatch.delenv(variable)
+    refused(lambda: load_engine(str(gone), "mps"), "not on this machine")
+
+
+def test_no_code_is_fetched_from_the_hub_and_nothing_is_said_when_the_backend_is_imported(tmp_path: Path) -> None:
+    """bitsandbytes would take compiled code from the hub at its import, by the package ``kernels``."""
+    pytest.importorskip("bitsandbytes")
+    (tmp_path / "kernels.py").write_text(
+        "from pathlib import Path\n"
+        "def get_kernel(*name, **version):\n"
+        "    Path(__file__).with_name('fetched').touch()\n"
+        "    raise OSError('no network')\n"
+    )
+    paths = [str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    ran = subprocess.run(
+        [sys.executable, "-c", "import xflow_core.bundles.foundation_backend, sys; assert 'peft' in sys.modules"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert not (tmp_path / "fetched").exists()
+
+
+def test_a_machine_whose_memory_cannot_hold_the_policies_says_so(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(medgemma_layouts, "machine_memory", lambda: 100_000)
+    refused(lambda: load_engine(str(bundle.folder), "cpu"), "run them on a GPU")
+
+
 # What it answers.
 
 
@@ -302,6 +354,7 @@ def test_segment_runs_it(bundle: Bundle, picture: Path, tmp_path: Path, xflow) -
     trace = json.loads((tmp_path / "out" / "chest" / "edema" / "trace.json").read_text())
     assert trace["bundle"]["backend"] == "foundation"
     assert trace["bundle"]["sha256"] == bundle.sha256
+    assert trace["memory_layout"] == "adapters"
     assert result
 
 
@@ -359,7 +412,8 @@ def test_make_show_verify_and_doctor_by_command(models: Path, tmp_path: Path, xf
     assert status == 0
     assert "all as the manifest says" in out
     assert "(foundation): sound, memory layout adapters (" in xflow("doctor")[1]
-    assert "(foundation): sound, memory layout merged (" in xflow("--layout", "merged", "doctor")[1]
+    merged = xflow("--layout", "merged", "doctor")[1]
+    assert "(foundation): sound, memory layout merged (" in merged and "decoding plain" in merged
     assert "There is no memory layout 'origami'" in xflow("--layout", "origami", "doctor")[1]
     data = json.loads((tmp_path / "bundles" / "mine" / MANIFEST).read_text())
     data["bases"]["language"]["folder"] = "/nowhere"

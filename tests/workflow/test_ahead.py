@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import wait
 from dataclasses import replace
 from typing import Any
 
@@ -97,9 +98,9 @@ def test_a_run_that_is_left_begins_nothing_more():
     while not any(isinstance(step, ClickStep) for step in session.steps):
         next(steps)
     assert session._ahead is not None
-    pool = session._ahead._pool
+    revisions = session._ahead._revisions
     steps.close()
-    pool.shutdown(wait=True)
+    wait(revisions)
     asked = parts.calls["revise"]
     assert session._ahead is None and not session.finished
     list(session.run())

@@ -117,6 +117,9 @@ def check_adapter(adapter: Path, base: Path, base_id: str) -> tuple[str, ...]:
 
 def _adapter_shapes(adapter: Path, base: Path, base_id: str) -> Shapes:
     """What an adapter of this configuration on this base consists of; no memory is taken for either."""
+    import xflow_core.policies.bitsandbytes_alone  # noqa: F401  before peft, which imports bitsandbytes
+
+    # isort: split
     import torch
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration

@@ -16,7 +16,13 @@ from transformers.utils import logging as transformers_logging
 
 from xflow_core.domain.errors import BundleError, CallError
 from xflow_core.policies.medgemma import load_policies
-from xflow_core.policies.medgemma_layouts import bytes_needed, check_layout, choose_layout, layouts_here
+from xflow_core.policies.medgemma_layouts import (
+    bytes_needed,
+    check_layout,
+    check_memory,
+    choose_layout,
+    layouts_here,
+)
 from xflow_core.policies.medgemma_model import KEPT_CONVERSATIONS, check_decoding
 from xflow_core.radiograph.recipes import check_recipe
 from xflow_core.segmenters.sam3 import Sam3Segmenter
@@ -51,6 +57,7 @@ def load(bundle: Bundle, device: str) -> Engine:
         for role in bundle.adapters:
             adapter_file_names(folders[role])
             check_adapter(folders[role], folders["language"], bundle.bases["language"].id)
+        check_memory(layout, folders["language"], {role: folders[role] for role in bundle.adapters}, place)
         segmenter = Sam3Segmenter.load(folders["segmenter"], side=side, recipe=bundle.preprocessing, device=place)
         policies = load_policies(
             base=folders["language"],
@@ -73,20 +80,22 @@ def load(bundle: Bundle, device: str) -> Engine:
     )
 
 
-def layout_here(bundle: Bundle) -> tuple[str, dict[str, float]]:
-    """The layout that :func:`load` would take on this machine now, and the GiB that each one needs at 16 bits.
+def layout_here(bundle: Bundle) -> tuple[str, dict[str, float], str]:
+    """The layout that :func:`load` would take on this machine now, the GiB that each one needs at 16 bits, and the way
+    of decoding.
 
     Raises:
         BundleError: a model is not here.
-        CallError: the layout that was asked for is none, or cannot be had here.
+        CallError: what was asked for is none, or cannot be had here.
     """
     folders = bundle.locate_models()
     place = choose_device("auto")
     asked = os.environ.get(LAYOUT_VARIABLE) or "auto"
     check_layout(asked, place)
+    decoding = check_decoding(os.environ.get(DECODING_VARIABLE) or "auto", place)
     base, adapters = folders["language"], {role: folders[role] for role in bundle.adapters}
     needed = {name: round(bytes_needed(name, base, adapters) / 2**30, 1) for name in layouts_here(place)}
-    return (choose_layout(place, base, adapters) if asked == "auto" else asked), needed
+    return (choose_layout(place, base, adapters) if asked == "auto" else asked), needed, decoding
 
 
 def choose_device(device: str) -> str:

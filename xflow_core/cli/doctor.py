@@ -65,7 +65,7 @@ def _report() -> dict[str, Any]:
                 if bundle.backend == "foundation" and find_spec("transformers") and find_spec("peft"):
                     from xflow_core.bundles.foundation_backend import layout_here
 
-                    state["layout"], state["layouts_gib"] = layout_here(bundle)
+                    state["layout"], state["layouts_gib"], state["decoding"] = layout_here(bundle)
             except (BundleError, CallError) as problem:
                 state["problem"] = str(problem)
             bundles.append(state)
@@ -127,6 +127,7 @@ def _words(report: dict[str, Any]) -> list[str]:
         if "layout" in bundle:
             needed = ", ".join(f"{name} needs {size} GiB" for name, size in bundle["layouts_gib"].items())
             layout = f", memory layout {bundle['layout']} ({needed} on a GPU; --layout overrides it)"
+            layout += f", decoding {bundle['decoding']}"
         unread = f", {bundle['to_verify_gb']} GB to be read once at the next load" if "to_verify_gb" in bundle else ""
         state = bundle["problem"] or f"sound{layout}{unread}"
         lines.append(f"bundle {bundle['name']} {bundle['version']} ({bundle['backend']}): {state}")

@@ -241,10 +241,16 @@ class _Writer:
         A second thread about the same waits; those about others share the model's passes.
         """
         held = self._held(image, component)
-        view = _View(self, image, held.pictures, held.conversation)
-        view.prepare()
-        with held.lock, self.gemma.using(self.adapter):
-            yield view
+        with self._lock:
+            held.users += 1
+        try:
+            view = _View(self, image, held.pictures, held.conversation)
+            view.prepare()
+            with held.lock, self.gemma.using(self.adapter):
+                yield view
+        finally:
+            with self._lock:
+                held.users -= 1
 
     def view(self, image: EncodedRadiograph) -> _View:
         """The same, to look at: it decides nothing."""
@@ -258,23 +264,28 @@ class _Writer:
             with self._lock:
                 return [held.conversation for held in self._open.values() if held.pictures is pictures]
 
+        key = id(pictures), component
         with self._lock:
-            key = id(pictures), component
-            held = self._open.setdefault(key, _Held(pictures, Conversation(self.gemma, siblings)))
-            self._open.move_to_end(key)
-            if len(self._open) > KEPT_CONVERSATIONS:
-                # Whoever is deciding in it goes on with it.
-                self._open.popitem(last=False)
+            held = self._open.pop(key, None)
+            if held is None and len(self._open) == KEPT_CONVERSATIONS:
+                # Of this radiograph the one that rests longest, which has read it; else the oldest of all. Whoever is
+                # deciding in that one goes on with it.
+                mine = [k for k, other in self._open.items() if other.pictures is pictures and other.users == 0]
+                given_up = self._open.pop(mine[0] if mine else next(iter(self._open)))
+                held = given_up if mine else None
+            held = held or _Held(pictures, Conversation(self.gemma, siblings))
+            self._open[key] = held
             return held
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Held:
-    """The conversation about a radiograph and a component, and a lock for whoever decides in it."""
+    """The conversation about a radiograph and a component, a lock for whoever decides in it, and how many do."""
 
     pictures: Pictures
     conversation: Conversation
     lock: threading.RLock = field(default_factory=threading.RLock)
+    users: int = 0
 
 
 class _View:

@@ -13,7 +13,7 @@ fill up write behind the conversation's end, where nothing looks before it is wr
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -177,7 +177,7 @@ class FixedStep:
         """Whether it has been recorded."""
         return self._run is not None
 
-    def __call__(self, tokens: dict[int, tuple[Sequence[int], int]]) -> Tensor:
+    def __call__(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> Tensor:
         """Feed tokens, and give the logits after the last of each lane: ``[count, vocabulary]``, float32 or finer.
 
         Args:
@@ -197,7 +197,7 @@ class FixedStep:
 
     def compute(self) -> Tensor:
         """The pass itself: what it depends on is in tensors whose addresses stay."""
-        tokens, start, last = self._given.split([self._width, 1, 1], dim=1)
+        tokens, start, last = torch.split(self._given, [self._width, 1, 1], dim=1)
         at = start + self._places[: self._width]
         before = self._places <= at[:, None, :, None]
         near = self._places > at[:, None, :, None] - self._window
@@ -264,7 +264,7 @@ def grouped_attention(
     batch, heads, length, size = query.shape
     groups: int = module.num_key_value_groups
     packed = (query * scaling).reshape(batch, heads // groups, groups * length, size)
-    scores = (packed @ key.transpose(2, 3)).unflatten(2, (groups, length))
+    scores = (packed @ key.transpose(2, 3)).view(batch, heads // groups, groups, length, -1)
     scores = scores.masked_fill(~attention_mask[:, :, None], -torch.inf)
     shares = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
     out = shares.flatten(2, 3) @ value
@@ -282,7 +282,7 @@ def captured(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
     Call it, and what it gives, with the pass's device as the current one. Other threads may use the device meanwhile.
     """
-    aside = torch.cuda.Stream()
+    aside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         compute()  # what a first pass sets up (workspaces, compiled kernels) is no part of the graph

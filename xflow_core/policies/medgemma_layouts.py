@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +89,29 @@ def check_layout(layout: str, device: str) -> None:
             if device == "mps"
             else f"The memory layout {NF4!r} needs bitsandbytes, which is not installed: pip install bitsandbytes."
         )
+
+
+def check_memory(layout: str, base: Path, adapters: Mapping[str, Path], device: str) -> None:
+    """Raise :class:`CallError` where the policies compute in the machine's own memory, in float32, and their weights
+    are larger than all of it; on CUDA the next layout is taken instead."""
+    has = machine_memory()
+    if device == "cuda" or has is None:
+        return
+    name = ADAPTERS if layout == "auto" else layout
+    needed = bytes_needed(name, base, adapters, bytes_per_number=4) - BESIDE_WEIGHTS
+    if needed > has:
+        raise CallError(
+            f"The policies take {needed / 2**30:.1f} GiB on {device} in the layout {name!r}, and this machine has "
+            f"{has / 2**30:.1f} GiB; run them on a GPU."
+        )
+
+
+def machine_memory() -> int | None:
+    """Bytes of this machine's memory; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError):  # Windows has no sysconf
+        return None
 
 
 def choose_layout(device: str, base: Path, adapters: Mapping[str, Path]) -> str:

@@ -31,6 +31,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import xflow_core.policies.bitsandbytes_alone  # noqa: F401  before peft, which imports bitsandbytes
+
+# isort: split
 import numpy as np
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -337,7 +340,7 @@ class MedGemma:
         lanes: Lanes,
         count: int,
         width: int,
-        given: dict[int, tuple[Sequence[int], int]],
+        given: Mapping[int, tuple[Sequence[int], int]],
     ) -> Tensor:
         # What was recorded before the lanes moved is of no use.
         self._fixed = {key: step for key, step in self._fixed.items() if key[0] != adapter or step.room == lanes.room}

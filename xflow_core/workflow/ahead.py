@@ -7,6 +7,7 @@ after the other: which they are, and in which order, does not depend on how many
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +23,19 @@ Revision: TypeAlias = Callable[[LesionBox], Iterator[Part]]
 """Makes the steps of one component's revision, one after another."""
 
 
+@functools.cache
+def _threads(together: int) -> ThreadPoolExecutor:
+    """The same threads for every run: on a GPU a fresh one makes its plans for convolutions anew (a second)."""
+    return ThreadPoolExecutor(together, thread_name_prefix="xflow-component")
+
+
 class Ahead:
     """Revisions of several components in threads.
 
     Args:
         components: in the order in which their steps will be asked for.
         revise: gives a component's steps; called in a thread for each.
-        together: threads.
+        together: at a time; the runs of a process share the threads.
     """
 
     def __init__(self, components: Sequence[LesionBox], revise: Revision, together: int) -> None:
@@ -36,9 +43,8 @@ class Ahead:
         self._made: dict[int, queue.SimpleQueue[Part | BaseException]] = {
             component.component: queue.SimpleQueue() for component in components
         }
-        self._pool = ThreadPoolExecutor(together, thread_name_prefix="xflow-component")
-        for component in components:
-            self._pool.submit(self._revise, component, revise)
+        pool = _threads(together)
+        self._revisions = [pool.submit(self._revise, component, revise) for component in components]
 
     def __contains__(self, component: int) -> bool:
         return component in self._made
@@ -53,7 +59,8 @@ class Ahead:
     def close(self) -> None:
         """No further step is begun; nobody waits for those that are."""
         self._ended.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for revision in self._revisions:
+            revision.cancel()
 
     def _revise(self, component: LesionBox, revise: Revision) -> None:
         made = self._made[component.component]
