@@ -21,6 +21,8 @@ from service.phantom_server import serving
 from tiny_gemma import write_tiny_adapter, write_tiny_gemma
 from tiny_sam3 import tiny_sam3
 
+from xflow_core.batch.job import Settings, Task
+from xflow_core.batch.processes import WorkerProcess
 from xflow_core.bundles.loading import load_engine
 from xflow_core.bundles.make import ModelSource, make_bundle
 from xflow_core.bundles.manifest import MANIFEST, Bundle, read_bundle
@@ -381,6 +383,18 @@ def test_batch_answers_several_at_a_time_as_one_at_a_time(bundle: Bundle, pictur
         traces = [json.loads((out / f"{k}" / "edema" / "trace.json").read_text()) for k in range(3)]
         found.append([[(step["kind"], step.get("text")) for step in trace["steps"]] for trace in traces])
     assert found[0] == found[1]
+
+
+def test_a_worker_on_another_machine_takes_the_callers_layout(
+    bundle: Bundle, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through what is handed to it, not through its environment: a Ray worker has its own."""
+    monkeypatch.delenv("XFLOW_LAYOUT", raising=False)
+    called = Settings(tmp_path, str(bundle.folder), bundle.identity, device="cpu", layout="origami")
+    worker = WorkerProcess(Settings.from_json(called.to_json()))
+    task = Task(0, "chest.png", str(picture), "chest", parse_instruction("Segment the edema"))
+    refused(lambda: worker.answer(task), "There is no memory layout 'origami'")
+    worker.close()
 
 
 def test_the_server_gives_the_same_answer(engine, picture: Path) -> None:

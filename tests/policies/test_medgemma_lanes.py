@@ -181,18 +181,19 @@ def test_a_step_recorded_once_is_right_at_every_other_place(adapted: MedGemma, m
     assert gemma.decoding == CAPTURED and all(step.ready for step in gemma._fixed.values())
 
 
-def test_a_step_is_one_program_to_the_compiler(fixed: MedGemma):
-    """No break in its graph: what is captured after compilation is all of it."""
+def test_a_step_is_one_program_to_the_compiler(adapted: MedGemma):
+    """No break in its graph, LoRA and all: what is captured after compilation is all of it."""
     torch._dynamo.reset()
+    fixed = MedGemma(adapted.model, adapted.processor, decoding=FIXED)
     talk = Talk(fixed)
-    with fixed.using(None):
+    with fixed.using("rev"), fixed._switched("rev"):
         conversation = Conversation(fixed)
         conversation.after(talk.turns[0], talk.features)
 
         def joined(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
             return torch.compile(compute, fullgraph=True, dynamic=False, backend="aot_eager")
 
-        lanes = fixed._lanes[None]
+        lanes = fixed._lanes["rev"]
         step = FixedStep(fixed.gemma, lanes, 1, 1, joined)
         for k in range(3):
             start = len(talk.turns[0]) + k
