@@ -110,6 +110,7 @@ def test_a_request_is_what_is_read(asked: Ask) -> None:
         StepLine(4, MaskStep(component=0, turn=1, mask=MASK, predicted_iou=0.25, notes=("cut",))),
         StepLine(5, ClickStep(component=0, turn=1, click=Click("negative", Point(0.1, 0.9)), text="<think>")),
         EndLine(Result("present", 0.5, area_px=3), {"read": 0.5}),
+        EndLine(Result("present", 0.5, area_px=3), {"read": 0.5}, "nf4"),
         EndLine(None, {}),
         CheckLine(ImageCheck(("one", "two"))),
         DoneLine(True),

@@ -432,7 +432,8 @@ class Run:
                 elif isinstance(line, TraceLine):
                     self.traces = (*self.traces, line.trace)
                 elif isinstance(line, EndLine):
-                    self._now(replace(self._growing(), result=line.result, seconds=line.seconds))
+                    ended = replace(self._growing(), result=line.result, seconds=line.seconds)
+                    self._now(replace(ended, memory_layout=line.memory_layout))
                 elif isinstance(line, RunLine):
                     self.id, self.ahead = line.run, line.ahead
                     if self._wants_cancel:

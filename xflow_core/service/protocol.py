@@ -22,7 +22,8 @@ client sends it again.
     {"kind": "run", "run": id, "ahead": n}        first and at once: its name, and how many runs wait before it
     {"kind": "trace", "trace": {..}}              an answer begins: its trace with the steps that stand already
     {"kind": "lungs" | "presence" | ..., "index"} a step, exactly as in the trace (schema xflow.trace/1)
-    {"kind": "end", "result": {..} | null, "seconds": {..}}    the answer is complete; null when it was cancelled
+    {"kind": "end", "result": {..} | null, "seconds": {..}}    the answer is complete; null when it was cancelled;
+                                                  with the trace's "memory_layout", where it has one
     {"kind": "check", "warnings": [..], "refused": sentence | null}    a check's one answer: ImageCheck
     {"kind": "done", "cancelled": bool}           the last line; a stream that ends without it was cut off
     {"kind": "error", "error": sentence, "error_kind": ..}     instead of ``done``: the server failed, not a model
@@ -542,13 +543,15 @@ class StepLine:
 class EndLine:
     result: Result | None
     seconds: dict[str, float]
+    memory_layout: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        data: dict[str, Any] = {
             "kind": "end",
             "result": None if self.result is None else self.result.to_json(),
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
         }
+        return data if self.memory_layout is None else {**data, "memory_layout": self.memory_layout}
 
 
 @dataclass(frozen=True)
@@ -608,7 +611,12 @@ def read_line(text: bytes | str) -> Line | None:
             return TraceLine(Trace.from_json(data["trace"]))
         if kind == "end":
             result = data["result"]
-            return EndLine(None if result is None else Result.from_json(result), dict(data["seconds"]))
+            layout = data.get("memory_layout")
+            return EndLine(
+                None if result is None else Result.from_json(result),
+                dict(data["seconds"]),
+                None if layout is None else str(layout),
+            )
         if kind == "check":
             return CheckLine(ImageCheck.from_json(data))
         if kind == "done":

@@ -308,12 +308,13 @@ class Worker:
                 run.emit(StepLine(before, step))
                 yield
         except Cancelled:
-            run.emit(EndLine(None, session.trace(seconds=spent).seconds))
+            trace = session.trace(seconds=spent)
+            run.emit(EndLine(None, trace.seconds, trace.memory_layout))
             raise
         except XFlowError as problem:
             trace = session.trace(failure=problem, seconds=spent)
         trace = trace or session.trace(seconds=spent)
-        run.emit(EndLine(trace.result, trace.seconds))
+        run.emit(EndLine(trace.result, trace.seconds, trace.memory_layout))
 
     def _admit(self, held: HeldImage, engine: Engine, accept: bool) -> EncodedRadiograph:
         if held.refusal is not None and not accept:
