@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from xflow_core.domain.errors import CallError
 from xflow_core.policies import medgemma_lanes
-from xflow_core.policies.medgemma_lanes import WIDTHS, FixedStep
+from xflow_core.policies.medgemma_lanes import WIDTHS, FixedStep, Lanes
 from xflow_core.policies.medgemma_model import (
     CAPTURED,
     COMPILED,
@@ -113,6 +113,29 @@ def test_a_lane_goes_on_to_the_next_conversation_and_who_gets_none_is_answered_t
         later = Conversation(fixed)
         torch.testing.assert_close(later.after(talk.symbols[:first], talk.features), expected[0], **EXACT)
         assert later.lane is not None
+
+
+def test_a_lane_that_grows_in_a_pass_of_several_takes_the_others_along(fixed: MedGemma):
+    """The longer one makes room after the shorter one's part of the pass was made ready."""
+    talks = [Talk(fixed, seed) for seed in range(3)]
+    whole, first = len(talks[0].symbols), len(talks[0].turns[0])
+    ends = [[first, first + 1], [whole, whole + 1], [first + 9, first + 10]]
+    for talk in talks:
+        talk.symbols = [*talk.symbols, 40]
+    for talk, own, logits in zip(talks, ends, at_a_time(fixed, talks, ends), strict=True):
+        for end, last in zip(own, logits, strict=True):
+            with fixed.using(None):
+                torch.testing.assert_close(last, talk.whole(talk.symbols[:end]), **EXACT)
+    config, device = fixed.gemma.config.text_config, torch.device("cpu")
+    lanes = Lanes(2, config, device, torch.float64)
+    short, long = lanes.take(), lanes.take()
+    caches = short.cache(0, 3), long.cache(0, 100)
+    new = torch.rand(1, config.num_key_value_heads, 100, config.head_dim, dtype=torch.float64)
+    for cache, length in zip(caches, (3, 100), strict=True):
+        cache.update(new[:, :, :length], new[:, :, :length] + 1, 1)
+    for lane, length in ((short, 3), (long, 100)):
+        keys, values = lane.held(length)[1]
+        assert torch.equal(keys, new[:, :, :length]) and torch.equal(values, new[:, :, :length] + 1)
 
 
 def test_what_was_not_a_number_does_not_stay_in_a_lane(fixed: MedGemma):

@@ -45,8 +45,13 @@ class Lane:
 
     def held(self, length: int) -> list[KeysValues]:
         """Keys and values ``[1, heads, length, size]`` of each layer; no copies."""
+        return [self.held_of(layer, length) for layer in range(len(self.lanes.layers))]
+
+    def held_of(self, layer: int, length: int) -> KeysValues:
+        """The same of one layer."""
+        keys, values = self.lanes.layers[layer]
         own = slice(self.number, self.number + 1)
-        return [(keys[own, :, :length], values[own, :, :length]) for keys, values in self.lanes.layers]
+        return keys[own, :, :length], values[own, :, :length]
 
     def fill(self, held: Sequence[KeysValues]) -> None:
         """Take over what another conversation holds."""
@@ -67,14 +72,16 @@ class LaneCache:
     """A lane as the cache of one pass."""
 
     def __init__(self, lane: Lane, kept: int, length: int) -> None:
-        self._held = lane.held(length)
-        self._kept = kept
+        self._lane = lane
+        self._kept, self._length = kept, length
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> KeysValues:
         """New keys and values ``[1, heads, symbols, size]`` of a layer in, all of them out."""
-        for places, new in zip(self._held[layer], (keys, values), strict=True):
+        # Looked up now: another one's cache of the same pass may have moved the lanes.
+        held = self._lane.held_of(layer, self._length)
+        for places, new in zip(held, (keys, values), strict=True):
             places[:, :, self._kept :] = new
-        return self._held[layer]
+        return held
 
 
 class Lanes:
