@@ -40,7 +40,8 @@ def run_show(name: str, as_json: bool) -> None:
         towers = f", with its own {', '.join(model.towers)}" if model.towers else ""
         typer.echo(f"  {role}: {model.id}, revision {model.revision}, {len(model.files)} files{towers}: {place}")
     for title, part in (("measured", bundle.quality), ("training", bundle.training)):
-        typer.echo(f"  {title}:")
+        if part:
+            typer.echo(f"  {title}:")
         for line in _lines(part, 4):
             typer.echo(line)
     typer.echo("  licences and sources:")

@@ -6,8 +6,12 @@ pass of ``width`` tokens is always the same program. Where a conversation stands
 Python's, so the pass can be recorded once and replayed (a CUDA graph, :func:`captured`), and compiled.
 
 :class:`Lanes` holds the keys and values of a policy's conversations, a lane for each. A :class:`FixedStep` feeds up to
-``width`` tokens to the first lane alone, or to every lane at once; what it is given less is filled up. Tokens that
-fill up write behind the conversation's end, where nothing looks before it is written again.
+``width`` tokens to every lane; what it is given less is filled up. Tokens that fill up write behind a conversation's
+end, where nothing looks before it is written again.
+
+All lanes are computed always, also for one conversation alone. That costs the reading of the idle lanes' places (a
+tenth of what the weights take), and gains that a conversation's numbers are the same to the last bit whatever is
+beside it: the last digits of a product depend on its shape, and the shape is always the same.
 """
 
 from __future__ import annotations
@@ -135,22 +139,9 @@ class Lanes:
                 larger[:, :, :before] = places[:, :, :before]
             self.layers[index] = grown[0], grown[1]
 
-    def bring_to_front(self, lane: Lane) -> None:
-        """Exchange a lane with the first one."""
-        if lane.number == 0:
-            return
-        first, number = self.holder(0), lane.number
-        for pair in self.layers:
-            for places in pair:
-                places[[0, number]] = places[[number, 0]]
-        self._taken[0], self._taken[number] = self._taken[number], self._taken[0]
-        lane.number = 0
-        if first is not None:
-            first.number = number
-
 
 class FixedStep:
-    """A pass of fixed shapes: up to ``width`` tokens to each of the first ``count`` lanes.
+    """A pass of fixed shapes: up to ``width`` tokens to each lane, of those that have some.
 
     Args:
         gemma: a ``Gemma3ForConditionalGeneration``, with the adapter that the lanes are of switched on.
@@ -161,16 +152,15 @@ class FixedStep:
         self,
         gemma: Any,
         lanes: Lanes,
-        count: int,
         width: int,
         record: Callable[[Callable[[], Tensor]], Callable[[], Tensor]] | None = None,
     ) -> None:
-        device = lanes.layers[0][0].device
+        device, count = lanes.layers[0][0].device, lanes.count
         self._gemma = gemma
         self._lanes = lanes
         self.room = lanes.room
         self._layers = lanes.layers.copy()
-        self._count, self._width = count, width
+        self._width = width
         self._window: int = gemma.config.text_config.sliding_window
         # A row for each lane: its tokens, where the first of them stands, which of them is the last.
         self._given = torch.zeros(count, width + 2, dtype=torch.long, device=device)
@@ -185,13 +175,13 @@ class FixedStep:
         return self._run is not None
 
     def __call__(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> Tensor:
-        """Feed tokens, and give the logits after the last of each lane: ``[count, vocabulary]``, float32 or finer.
+        """Feed tokens, and give the logits after the last of each lane: ``[lanes, vocabulary]``, float32 or finer.
 
         Args:
             tokens: by a lane's number, its tokens and where the first of them stands.
         """
         rows = []
-        for number in range(self._count):
+        for number in range(self._lanes.count):
             lane = self._lanes.holder(number)
             given, start = tokens.get(number, ((0,), 0 if lane is None else lane.length))
             rows.append([*given, *[0] * (self._width - len(given)), start, len(given) - 1])
@@ -221,7 +211,7 @@ class FixedStep:
 
 
 class _Written:
-    """The first lanes as the cache of a fixed step: new keys and values go where ``at`` says, all places come out."""
+    """The lanes as the cache of a fixed step: new keys and values go where ``at`` says, all places come out."""
 
     def __init__(self, layers: Sequence[KeysValues], rows: Tensor, at: Tensor) -> None:
         self._layers = layers
@@ -229,10 +219,9 @@ class _Written:
         self._at = at
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> KeysValues:
-        count = self._at.shape[0]
         for places, new in zip(self._layers[layer], (keys, values), strict=True):
             places[self._rows, :, self._at] = new.transpose(1, 2)
-        return self._layers[layer][0][:count], self._layers[layer][1][:count]
+        return self._layers[layer]
 
 
 # Attention of a few tokens to many places ----------------------------------------------------------------------------

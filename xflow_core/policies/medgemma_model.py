@@ -119,7 +119,7 @@ class MedGemma:
         self._waiting: list[_Step] = []
         self._own = threading.local()  # the thread's adapters, the innermost `using`'s last
         self._lanes: dict[str | None, Lanes] = {}  # by adapter
-        self._fixed: dict[tuple[str | None, int, int], FixedStep] = {}  # by adapter, lanes and width
+        self._fixed: dict[tuple[str | None, int], FixedStep] = {}  # by adapter and width
         config = self.gemma.config
         self.image_token: int = config.image_token_id
         self.image_tokens = (self.image_token, config.boi_token_index, config.eoi_token_index)
@@ -293,15 +293,23 @@ class MedGemma:
                     step.failure = problem if len(group) == 1 else _Again()
 
     def _pass(self, group: Sequence[_Step]) -> None:
-        """One pass, or two: of a few words each where there are lanes, and of all else."""
+        """One pass for all; where there are lanes one for those of a width, and one for each that is of none.
+
+        So with lanes no conversation's numbers depend on what is beside it, to the last bit.
+        """
         for step in group:
             step.conversation.settle(step.kept, step.adapter)
-        fixed = [step for step in group if step.narrow and not step.alone and step.conversation.lane is not None]
-        others = [step for step in group if step not in fixed]
-        if fixed:
-            self._fixed_pass(fixed)
-        if others:
-            self._free_pass(others)
+        fixed: dict[int, list[_Step]] = {}
+        others = []
+        for step in group:
+            if step.conversation.lane is None or step.width is None or step.alone:
+                others.append(step)
+            else:
+                fixed.setdefault(step.width, []).append(step)
+        for width, steps in fixed.items():
+            self._fixed_pass(steps, width)
+        for together in [[step] for step in others] if self.decoding != PLAIN else [others]:
+            self._free_pass(together)
 
     def lane(self, adapter: str | None) -> Lane | None:
         """A free lane for a conversation with an adapter; None where all are taken, or decoding is plain."""
@@ -312,20 +320,15 @@ class MedGemma:
             self._lanes[adapter] = Lanes(KEPT_CONVERSATIONS, config, self.device, self.gemma.dtype)
         return self._lanes[adapter].take()
 
-    def _fixed_pass(self, group: Sequence[_Step]) -> None:
-        """A pass of fixed shapes: of the first lane alone, or of all."""
+    def _fixed_pass(self, group: Sequence[_Step], width: int) -> None:
         adapter, lanes = group[0].adapter, self._lanes[group[0].adapter]
         given = {}
         for step in group:
             lane = step.conversation.lane
             assert lane is not None
             lanes.make_room(len(step.symbols))
-            if len(group) == 1:
-                lanes.bring_to_front(lane)
             given[lane.number] = step.symbols[step.kept :], step.kept
-        count = 1 if len(group) == 1 else lanes.count
-        width = next(width for width in WIDTHS if width >= max(len(tokens) for tokens, _ in given.values()))
-        logits = self._run_fixed(adapter, lanes, count, width, given)
+        logits = self._run_fixed(adapter, lanes, width, given)
         self.work.passes += 1
         self.work.fed += sum(len(tokens) for tokens, _ in given.values())
         for step in group:
@@ -338,20 +341,19 @@ class MedGemma:
         self,
         adapter: str | None,
         lanes: Lanes,
-        count: int,
         width: int,
         given: Mapping[int, tuple[Sequence[int], int]],
     ) -> Tensor:
         # What was recorded before the lanes moved is of no use.
         self._fixed = {key: step for key, step in self._fixed.items() if key[0] != adapter or step.room == lanes.room}
-        key = adapter, count, width
+        key = adapter, width
         place = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with place:
             while True:
                 if key not in self._fixed:
                     # Compiling takes long: the step of one token alone, which most passes are.
                     way = CAPTURED if self.decoding == COMPILED and width > 1 else self.decoding
-                    self._fixed[key] = FixedStep(self.gemma, lanes, count, width, RECORDERS[way])
+                    self._fixed[key] = FixedStep(self.gemma, lanes, width, RECORDERS[way])
                 try:
                     return self._fixed[key](given)
                 except torch.OutOfMemoryError:
@@ -669,9 +671,9 @@ class _Step:
     done: bool = False
 
     @property
-    def narrow(self) -> bool:
-        """Words alone, and few: what a step of fixed width can feed."""
-        return not self.soft and len(self.symbols) - self.kept <= WIDTHS[-1]
+    def width(self) -> int | None:
+        """Of the narrowest fixed step that can feed it; None where none can: there is an image in it, or too much."""
+        return None if self.soft else next((w for w in WIDTHS if w >= len(self.symbols) - self.kept), None)
 
 
 class _SideBySide:
