@@ -235,7 +235,7 @@ def interval(
         value = measure(drawn)
         if value is not None:
             values.append(value)
-    return [round(float(v), 3) for v in np.percentile(values, (2.5, 97.5))] if values else None
+    return [float(v) for v in np.percentile(values, (2.5, 97.5))] if values else None
 
 
 def verdict_figures(rows: Sequence[tuple[Asked, float, bool]]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def answered_of(row: Row, trace: Trace) -> Answered:
     matched = [lung.box.iou(row.lungs[lung.label]) for lung in lungs if row.lungs and lung.label in row.lungs]
     return Answered(
         id=row.id,
-        image=str(row.image),
+        **row.radiograph,
         finding=row.instruction.finding,
         level=row.instruction.level,
         positive=row.mask is not None,
@@ -123,8 +123,8 @@ def lung_boxes(engine: Engine, path: Path) -> dict[str, dict[str, float]]:
     return {
         source: {
             "n": len(values),
-            "mean": round(float(np.mean(values)), 4),
-            "p10": round(float(np.percentile(values, 10)), 4),
+            "mean": float(np.mean(values)),
+            "p10": float(np.percentile(values, 10)),
         }
         for source, values in found.items()
     }
@@ -204,7 +204,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.lungs is not None:
         boxes = lung_boxes(engine(), arguments.lungs)
         facts["lung_box_iou_by_source"] = boxes
-        facts["lung_box_iou"] = round(float(np.average([b["mean"] for b in boxes.values()])), 4)
+        facts["lung_box_iou"] = float(np.average([b["mean"] for b in boxes.values()]))
     title = f"{identity.name} {identity.version} on {arguments.rows.name}"
     figures = write_measured(arguments.out, answered, facts, f"{title}, all levels")
     cases = worst_cases(answered, {row.id: row for row in supported}, lambda row: read_trace(asking.trace_file(row)))
@@ -230,7 +230,7 @@ def write_measured(out: Path, answered: Sequence[Answered], facts: dict[str, Any
     writer = csv.DictWriter(table, [*asdict(answered[0]), "iou"])
     writer.writeheader()
     for row in answered:
-        writer.writerow({**asdict(row), "iou": round(row.iou, 4)})
+        writer.writerow({**asdict(row), "iou": row.iou})
     write_whole(out / "per_row.csv", table.getvalue().encode())
     write_whole(out / "metrics.json", (json.dumps(figures, indent=1) + "\n").encode())
     plot(out / "by_finding.png", figures["by_finding"], title)

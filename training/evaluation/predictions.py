@@ -190,7 +190,7 @@ def _answered(folder: Path, row: Row, stated: Stated) -> Answered:
         raise CallError(f"Row {row.id} is stated as {says}, and its mask says otherwise; {folder} is not consistent.")
     return Answered(
         id=row.id,
-        image=str(row.image),
+        **row.radiograph,
         finding=row.instruction.finding,
         level=row.instruction.level,
         positive=row.mask is not None,

@@ -3,6 +3,8 @@
     {"id", "image", "instruction", "finding", "regions", "level", "mask": path | null, "lungs": {..} | null, "source"}
 
 ``mask: null`` is a negative row: the right answer is "absent". Paths are taken from the set's own folder when relative.
+A set that knows more of its radiographs also says "patient", "view" ("PA", "AP", ..), "age" in years and "sex": figures
+are given by them, and the bootstrap draws patients.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from xflow_core.domain.instruction import Instruction
 
 @dataclass(frozen=True)
 class Row:
-    """One question with its true answer."""
+    """One question with its true answer. patient, view, age, sex: of the radiograph, where the set says so."""
 
     id: str
     image: Path
@@ -31,6 +33,22 @@ class Row:
     mask: Path | None
     lungs: dict[str, Box] | None
     source: str
+    patient: str | None = None
+    view: str | None = None
+    age: float | None = None
+    sex: str | None = None
+
+    @property
+    def radiograph(self) -> dict[str, Any]:
+        """What the set says of the radiograph, by the names that an answered row has for it."""
+        return {
+            "image": str(self.image),
+            "source": self.source,
+            "patient": self.patient,
+            "view": self.view,
+            "age": self.age,
+            "sex": self.sex,
+        }
 
     def truth(self, size: tuple[int, int]) -> np.ndarray:
         """The true mask, bool ``[H, W]``; all false for a negative row.
@@ -89,7 +107,15 @@ def _row(data: dict[str, Any], folder: Path) -> Row:
         mask=None if data["mask"] is None else folder / data["mask"],
         lungs=None if lungs is None else {label: Box(*box) for label, box in lungs.items()},
         source=str(data.get("source", "")),
+        patient=_word(data.get("patient")),
+        view=_word(data.get("view")),
+        age=None if data.get("age") is None else float(data["age"]),
+        sex=_word(data.get("sex")),
     )
+
+
+def _word(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -39,6 +39,7 @@ from training.evaluation.honesty import (
     sided,
     stability_figures,
 )
+from training.evaluation.printed import cut
 from training.evaluation.rates import Rate
 from xflow_core.bundles.loading import load_engine
 from xflow_core.domain.errors import CallError, InstructionError, RadiographRefused
@@ -252,17 +253,19 @@ def measure(engine: Engine, cases: Iterable[Case]) -> dict[str, Any]:
 
 def table(figures: dict[str, Any]) -> str:
     """The figures as a page of Markdown."""
+    bundle = figures["bundle"]
+    title = f"# Safety of {bundle['name']} {bundle['version']}, {figures['radiographs']} dev radiographs"
+    return "\n".join([title, "", "Not for clinical use. Shares with 95 % Wilson intervals.", "", *sections(figures)])
+
+
+def sections(figures: dict[str, Any], deeper: str = "##") -> list[str]:
+    """The figures as lines of Markdown, a headed table for each question."""
 
     def rate(part: dict[str, Any]) -> str:
         return str(Rate(part["count"], part["n"]))
 
-    bundle = figures["bundle"]
     lines = [
-        f"# Safety of {bundle['name']} {bundle['version']}, {figures['radiographs']} dev radiographs",
-        "",
-        "Not for clinical use. Shares with 95 % Wilson intervals.",
-        "",
-        "## The same question on a changed picture",
+        f"{deeper} The same question on a changed picture",
         "",
         "| change | radiographs refused | same verdict, of those answered | lost, gained | mean IoU | IoU over 0.9 |",
         "|---|---|---|---|---|---|",
@@ -272,7 +275,7 @@ def table(figures: dict[str, Any]) -> str:
             one = part["answered"]
             cells = ["-", "-", "-", "-"]
             if one is not None:
-                mean = "-" if one["mean_iou"] is None else f"{one['mean_iou']:.3f}"
+                mean = "-" if one["mean_iou"] is None else cut(one["mean_iou"])
                 cells = [rate(one["same_verdict"]), f"{one['lost']}, {one['gained']}", mean, rate(one["stable"])]
             first = rate(part["refused"]) if kind == "changes" else "-"
             lines.append(f"| {name if kind == 'changes' else f'asked again, {name}'} | {first} | {' | '.join(cells)} |")
@@ -282,7 +285,7 @@ def table(figures: dict[str, Any]) -> str:
         "",
         f"Asked again, every decision the same: {same}.",
         "",
-        "## Called present in the lung asked about",
+        f"{deeper} Called present in the lung asked about",
         "",
         "| finding | it is there | it is in the other lung alone | it is in neither |",
         "|---|---|---|---|",
@@ -293,7 +296,7 @@ def table(figures: dict[str, Any]) -> str:
         "",
         f"Left and right confused: {rate(figures['left_right']['confused'])}.",
         "",
-        "## Words",
+        f"{deeper} Words",
         "",
         f"Questions beyond the vocabulary that are refused: {rate(figures['out_of_vocabulary_refused'])}.",
         "",
@@ -305,7 +308,7 @@ def table(figures: dict[str, Any]) -> str:
         ),
         "",
     ]
-    return "\n".join(lines)
+    return lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

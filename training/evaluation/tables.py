@@ -4,7 +4,8 @@ The paper's Tables 1, 2, 3, 4 and 8 and Figures 3 and 6 from stored predictions,
 and CSV. ``ROOT/<system>/<set>`` holds a system's predictions of a set (``evaluate --keep``, ``baselines read``,
 ``chexlocalize-set``); systems are named as in ``training/configs/published.yaml``, and one that the paper does not have
 gets a row of its own. Every number of the paper stands in a row marked "published"; measured rows state n, and 95 %
-intervals over images. A table for which nothing is stored has published rows alone.
+intervals over cases (patients where the set names them, else images). A table for which nothing is stored has published
+rows alone.
 
 ``--compare xflow`` adds the differences of every other system to that one, with paired intervals and tests. Table 4
 takes ``--reader-study FILE``, the fits of a reader study. Not for clinical use.
@@ -266,7 +267,7 @@ def differences(stored: Stored, first: str) -> Table:
     """
     if first not in stored:
         raise CallError(f"There are no predictions of {first!r}; there are some of {', '.join(stored) or 'no system'}.")
-    columns = ("Set", "Measure", "First", "Second", "difference", "p", "images")
+    columns = ("Set", "Measure", "First", "Second", "difference", "p", "cases")
     lines: list[tuple[str | Cell, ...]] = []
     for data, rows in stored[first].items():
         for other in stored:
@@ -279,7 +280,7 @@ def differences(stored: Stored, first: str) -> Table:
                 if found is not None:
                     lines.append((
                         SETS[data], name, title_of(first), title_of(other), Cell(found.difference, found.interval),
-                        Cell(found.p, digits=4), Cell(found.images, digits=0),
+                        Cell(found.p, digits=4), Cell(found.cases, digits=0),
                     ))  # fmt: skip
-    note = "First minus second, paired by image: 95 % bootstrap interval; p of approximate randomisation, two-sided."
+    note = "First minus second, paired by case: 95 % bootstrap interval; p of approximate randomisation, two-sided."
     return Table("differences", "Differences between systems", columns, tuple(lines), note)
