@@ -374,16 +374,9 @@ def table(entries: Iterable[dict[str, Any]]) -> list[str]:
     for entry in entries:
         refused, warned = (Rate(entry[key]["count"], entry["n"]) for key in ("refused", "warned"))
         by = [str(entry["by"][kind] or "") for kind in EVIDENCE]
-        cells = [entry["name"], str(entry["n"]), words[entry["expected"]], _short(refused), _short(warned), *by]
+        cells = [entry["name"], str(entry["n"]), words[entry["expected"]], refused.short, warned.short, *by]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
-
-
-def _short(rate: Rate) -> str:
-    if rate.share is None or rate.interval is None:
-        return "-"
-    low, high = rate.interval
-    return f"{rate.share * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}]"
 
 
 GROUPS = {

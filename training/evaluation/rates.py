@@ -44,12 +44,17 @@ class Rate:
         high = 1.0 if self.count == self.n else middle + half
         return low, high
 
-    def __str__(self) -> str:
-        """``97.7 % [93.6, 99.2], 132 of 135``; nothing is rounded up."""
+    @property
+    def short(self) -> str:
+        """``97.7 % [93.6, 99.2]``; nothing is rounded up."""
         if self.share is None or self.interval is None:
             return "-"
         low, high = (cut(end * 100, 1) for end in self.interval)
-        return f"{percent(self.share, 1)} [{low}, {high}], {self.count} of {self.n}"
+        return f"{percent(self.share, 1)} [{low}, {high}]"
+
+    def __str__(self) -> str:
+        """``97.7 % [93.6, 99.2], 132 of 135``."""
+        return f"{self.short}, {self.count} of {self.n}" if self.n else "-"
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,11 @@ class Seen:
 
     def map(self, name: str) -> np.ndarray:
         return np.asarray(self.maps[MAPS.index(name)])
+
+    @cached_property
+    def lungs(self) -> dict[str, GroundedLung]:
+        """Both lungs, found once for all questions about the radiograph."""
+        return {label: ground_lung(self, label) for label in LUNGS}
 
 
 class CompactSurvey:
@@ -385,7 +391,7 @@ class CompactInitPolicy:
         self, image: EncodedRadiograph, instruction: Instruction, lungs: Sequence[str], *, seed: int
     ) -> Decision[tuple[GroundedLung, ...]]:
         seen = self.survey.of(image)
-        return Decision(tuple(ground_lung(seen, label) for label in lungs))
+        return Decision(tuple(seen.lungs[label] for label in lungs))
 
     def judge(
         self,
