@@ -187,6 +187,13 @@ def test_lesions_are_told_apart_by_their_share_of_the_image() -> None:
     assert metrics(rows)["by_size"]["small, under 1 %"]["gIoU"] == 1.0
 
 
+def test_one_case_has_no_interval() -> None:
+    rows = [replace(ROW, id=str(k), intersection=k) for k in range(2)]
+    assert interval(rows, giou) is None
+    assert interval([*rows, replace(ROW, image="b", positive=False)], giou) is None, "the other is no positive case"
+    assert interval([*rows, replace(ROW, image="b", intersection=1)], giou) is not None
+
+
 def test_a_patients_radiographs_are_one_case() -> None:
     once = [replace(row, patient=row.image) for row in drawn_at_random(0) if row.level == "chest"]
     thrice = [replace(row, id=f"{row.id} {k}", image=f"{row.image} {k}") for row in once for k in range(3)]

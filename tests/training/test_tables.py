@@ -93,6 +93,17 @@ def test_people_who_were_told_what_to_draw_have_no_f1(root: Path) -> None:
     assert float(human[1]["CheXlocalize gIoU"]) > 0.3
 
 
+def test_a_system_that_was_told_the_truths_boxes_is_marked_and_has_no_f1(root: Path) -> None:
+    (root / "stored" / "rosalia").rename(root / "stored" / "medsam")
+    out = made(root, "--no-figures", "--compare", "xflow")
+    (row,) = [row for row in lines(out / "table_1.csv") if "MedSAM" in row["Model"]]
+    assert row["Model"] == "MedSAM (told the truth's boxes)"
+    assert row["CheXpercept F1"] == "" and float(row["CheXpercept gIoU"]) > 0.3
+    others = [row for row in lines(out / "differences.csv") if "MedSAM" in row["Second"]]
+    assert {row["Measure"] for row in others} == {"gIoU", "cIoU"}
+    assert "(told the truth's boxes)" in (out / "table_3.tex").read_text()
+
+
 def test_noise_has_the_truths_own_row(root: Path) -> None:
     table = {(row["Model"], row["Source"].split(",")[0]): row for row in lines(made(root) / "table_3.csv")}
     assert float(table["GT", "measured"]["specks"]) == 0

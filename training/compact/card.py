@@ -235,7 +235,7 @@ def _prompts(prompts: dict[str, Any]) -> list[str]:
 
 
 def _whole(whole: dict[str, Any]) -> list[str]:
-    measures = ("gIoU", "cIoU", "F1", "false_alarms")
+    measures = ("gIoU", "cIoU", "F1", "found", "false_alarms")
 
     def of(part: dict[str, Any], *names: str) -> list[str]:
         intervals = part.get("intervals", {})
@@ -249,10 +249,11 @@ def _whole(whole: dict[str, Any]) -> list[str]:
     lines = [
         f"### The whole workflow on {whole['n']} questions of dev (`python -m training evaluate`)",
         "",
-        "An absence on a positive row counts as IoU 0. False alarms are the share of negative rows that were answered "
-        "with a mask. Sizes are the truth's share of the image. Intervals are those of `training.evaluation.metrics`.",
+        "An absence on a positive row counts as IoU 0. Found is the share of positive rows that were answered with a "
+        "mask, false alarms that of negative rows. Sizes are the truth's share of the image. Intervals are those of "
+        "`training.evaluation.metrics`.",
         "",
-        *table(["rows", "positive of n", "patients", "gIoU", "cIoU", "F1", "false alarms"], rows),
+        *table(["rows", "positive of n", "patients", "gIoU", "cIoU", "F1", "found", "false alarms"], rows),
     ]
     for title, key in (("all levels", "by_finding"), ("questions about a lung", "by_finding_lung")):
         if key in whole:
@@ -266,8 +267,8 @@ def _whole(whole: dict[str, Any]) -> list[str]:
                 ]
                 for name, part in whole[key].items()
             ]
-            head = [f"finding, {title}", "positive of n", "gIoU", "cIoU", "F1", "false alarms", "AUC", "box recall"]
-            lines += table([*head, "box precision"], rows)
+            head = [f"finding, {title}", "positive of n", "gIoU", "cIoU", "F1", "found", "false alarms", "AUC"]
+            lines += table([*head, "box recall", "box precision"], rows)
     revision = whole["revision"]
     lines += [
         "Boxes count at IoU 0.3 over all rows, false alarms included. "

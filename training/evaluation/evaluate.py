@@ -26,10 +26,11 @@ import numpy as np
 
 from training.evaluation.answering import Asking, answers
 from training.evaluation.calibration import calibration
-from training.evaluation.metrics import Answered, boxes_of, metrics, pixels_of
+from training.evaluation.metrics import MEASURES, Answered, boxes_of, metrics, pixels_of
 from training.evaluation.predictions import PredictionWriter
+from training.evaluation.printed import cut
 from training.evaluation.report import page, worst_cases
-from training.evaluation.rows import Row, read_rows
+from training.evaluation.rows import Row, check_files, read_rows
 from xflow_core.bundles.loading import load_engine
 from xflow_core.bundles.manifest import find_bundle
 from xflow_core.domain.errors import CallError
@@ -158,6 +159,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.workers < 1:
         raise CallError(f"--workers is {arguments.workers}; it counts from 1.")
     rows = read_rows(arguments.rows)
+    check_files(rows)
     bundle = find_bundle(arguments.bundle)
     supported = [row for row in rows if row.instruction.finding in bundle.findings]
     left_out = len(rows) - len(supported)
@@ -205,7 +207,7 @@ def run(arguments: argparse.Namespace) -> None:
         boxes = lung_boxes(engine(), arguments.lungs)
         facts["lung_box_iou_by_source"] = boxes
         facts["lung_box_iou"] = float(np.average([b["mean"] for b in boxes.values()]))
-    title = f"{identity.name} {identity.version} on {arguments.rows.name}"
+    title = f"{identity.name} {identity.version} on {arguments.rows.absolute().parent.name}/{arguments.rows.name}"
     figures = write_measured(arguments.out, answered, facts, f"{title}, all levels")
     cases = worst_cases(answered, {row.id: row for row in supported}, lambda row: read_trace(asking.trace_file(row)))
     write_whole(arguments.out / "report.html", page(title, figures, answered, cases).encode())
@@ -234,5 +236,6 @@ def write_measured(out: Path, answered: Sequence[Answered], facts: dict[str, Any
     write_whole(out / "per_row.csv", table.getvalue().encode())
     write_whole(out / "metrics.json", (json.dumps(figures, indent=1) + "\n").encode())
     plot(out / "by_finding.png", figures["by_finding"], title)
-    LOG.info("gIoU %s, cIoU %s, F1 %s over %d rows", *(figures[k] for k in ("gIoU", "cIoU", "F1", "n")))
+    said = ("-" if figures[name] is None else cut(figures[name], 4) for name in MEASURES)
+    LOG.info("gIoU %s, cIoU %s, F1 %s over %d rows", *said, figures["n"])
     return figures

@@ -95,7 +95,9 @@ ciou = Ratio(lambda row: row.intersection * row.positive, lambda row: row.union 
 # 2 TP / (2 TP + FP + FN).
 f1 = Ratio(lambda row: 2 * (row.positive and row.returned), lambda row: row.positive + row.returned)
 MEASURES = {"gIoU": giou, "cIoU": ciou, "F1": f1}
-# Of the negative rows, those that were answered with a mask; for sets and subsets where F1 says little or nothing.
+# Of the positive and of the negative rows, those that were answered with a mask: for subsets of one kind of row, where
+# F1 says little.
+found_share = Ratio(lambda row: row.positive and row.returned, lambda row: row.positive)
 false_alarms = Ratio(lambda row: row.returned and not row.positive, lambda row: not row.positive)
 
 # Table 3, over positive rows; the share is of all predicted pixels. A positive row without a mask counts as one of no
@@ -163,7 +165,7 @@ def metrics(rows: Sequence[Answered]) -> dict[str, Any]:
         "by_finding_lung": {
             name: _finding(at) for name in findings if (at := [row for row in lungs if row.finding == name])
         },
-        "by_size": {name: _measured(at) for name, at in by_size(rows).items() if at},
+        "by_size": {name: {**_measured(at), "F1": None} for name, at in by_size(rows).items() if at},
         "subsets": {
             kind: {name: _measured(at, averaged=True) for name, at in parts.items()}
             for kind, parts in subsets(rows).items()
@@ -204,7 +206,7 @@ def by_size(rows: Sequence[Answered]) -> dict[str, list[Answered]]:
 
 def _measured(rows: Sequence[Answered], averaged: bool = False) -> dict[str, Any]:
     """The counts, the measures and their intervals; averaged: over the levels with equal weight."""
-    measures = {**MEASURES, "false_alarms": false_alarms}
+    measures = {**MEASURES, "found": found_share, "false_alarms": false_alarms}
     return {
         "n": len(rows),
         "n_positive": sum(row.positive for row in rows),
@@ -274,17 +276,24 @@ def interval(
     """95 % bootstrap interval, cases drawn with replacement: 2,000 times for a ratio, 300 for any other measure.
 
     averaged: of the mean over the levels (:func:`over_levels`); for ratios alone.
+
+    Returns:
+        The interval; None where fewer than two cases count, since drawing from one always gives that one.
     """
     if not rows:
         return None
     if isinstance(measure, Ratio):
         sums = Sums.of(rows, measure, averaged)
+        if np.count_nonzero(sums.denominators.any(axis=1)) < 2:
+            return None
         values = sums.at(resamples(len(sums.cases), draws or 2000))
     else:
         by_case: dict[str, list[Answered]] = {}
         for row in rows:
             by_case.setdefault(row.case, []).append(row)
         cases = list(by_case.values())
+        if len(cases) < 2:
+            return None
         weights = resamples(len(cases), draws or 300).astype(int)
         found = [measure([row for k, n in enumerate(drawn) for row in cases[k] * n]) for drawn in weights]
         values = np.array([np.nan if value is None else value for value in found])
@@ -295,17 +304,22 @@ def interval(
 def pieces_of(mask: np.ndarray, speck_share: float, truth: np.ndarray) -> tuple[int, int, int, int]:
     """8-connected pieces of a mask, its specks (under ``speck_share`` of the image), those outside the truth, and the
     specks' pixels (paper, Table 3)."""
-    count, labels, facts, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)
+    grey = mask.astype(np.uint8)
+    x, y, width, height = cv2.boundingRect(grey)
+    if not width:
+        return 0, 0, 0, 0
+    inside = np.s_[y : y + height, x : x + width]
+    count, labels, facts, _ = cv2.connectedComponentsWithStats(grey[inside], connectivity=8)
     areas = facts[1:, cv2.CC_STAT_AREA]
-    met = np.bincount(labels[truth & mask], minlength=count)[1:]
+    met = np.bincount(labels[truth[inside] & mask[inside]], minlength=count)[1:]
     specks = areas < speck_share * mask.size
     return count - 1, int(specks.sum()), int((specks & (met == 0)).sum()), int(areas[specks].sum())
 
 
 def pixels_of(mask: np.ndarray, truth: np.ndarray, speck_share: float) -> dict[str, int]:
     """What :class:`Answered` holds of an answer's mask and the truth, both bool ``[H, W]``."""
-    pieces, specks, outside, speck_area = pieces_of(mask, speck_share, truth) if mask.any() else (0, 0, 0, 0)
-    true_pieces, true_specks, _, true_speck_area = pieces_of(truth, speck_share, truth) if truth.any() else (0, 0, 0, 0)
+    pieces, specks, outside, speck_area = pieces_of(mask, speck_share, truth)
+    true_pieces, true_specks, _, true_speck_area = pieces_of(truth, speck_share, truth)
     both, area, true_area = (int(np.count_nonzero(part)) for part in (mask & truth, mask, truth))
     return {
         "intersection": both,

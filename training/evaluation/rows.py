@@ -86,8 +86,11 @@ def read_rows(path: Path) -> list[Row]:
             continue
         try:
             row = _row(json.loads(line), path.parent)
-        except (ValueError, KeyError, TypeError) as problem:
-            raise CallError(f"Line {number} of {path} is no row of an evaluation set: {problem}.") from None
+        except KeyError as problem:
+            raise CallError(f"Line {number} of {path} is no row of an evaluation set: it has no {problem}.") from None
+        except (ValueError, TypeError) as problem:
+            reason = str(problem).rstrip(".")
+            raise CallError(f"Line {number} of {path} is no row of an evaluation set: {reason}.") from None
         if row.id in seen:
             raise CallError(f"Line {number} of {path} repeats the id {row.id}.")
         seen.add(row.id)
@@ -97,7 +100,28 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def check_files(rows: Iterable[Row]) -> None:
+    """Look for every row's image and mask before hours are spent.
+
+    Raises:
+        CallError: one is missing; the message names the row, and how many there are.
+    """
+    missing = [
+        (row.id, what, path)
+        for row in rows
+        for what, path in (("image", row.image), ("mask", row.mask))
+        if path is not None and not path.is_file()
+    ]
+    if missing:
+        identity, what, path = missing[0]
+        more = f" {len(missing) - 1} more files are." if len(missing) > 1 else ""
+        raise CallError(f"The {what} of row {identity} is missing: {path}.{more}")
+
+
 def _row(data: dict[str, Any], folder: Path) -> Row:
+    for name, value in (("id", str(data["id"])), ("image", data["image"])):
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"its {name} is {value!r}")
     instruction = Instruction(data["instruction"], data["finding"], tuple(data["regions"]), data["level"])
     lungs = data.get("lungs")
     return Row(
