@@ -183,6 +183,12 @@ def test_a_set_of_another_name_is_refused(root: Path, capsys: pytest.CaptureFixt
 def test_latex_escapes_what_it_must() -> None:
     table = Table("t", "50 % of a_b", ("A & B",), ((Cell(0.5, (0.4, 0.6)),),))
     assert r"A \& B" in table.latex() and r"50 \% of a\_b" in table.latex()
+    assert table.latex().count("{") == table.latex().count("}")
+    signed = Table(
+        "t", "", ("A", "B"), ((Cell(-0.5, signed=True), Cell(None)), (Cell(1.714, digits=2, signed=True), "x-1"))
+    )
+    assert "$-$0.500 & -- \\\\" in signed.latex() and "$+$1.71 & x-1" in signed.latex()
+    assert "| +1.71 |" in signed.markdown()
     assert "0.500 [0.400, 0.600]" in table.markdown()
     assert table.csv() == "A & B,A & B low,A & B high\n0.5,0.4,0.6\n"
     with pytest.raises(ValueError, match="2 cells"):

@@ -20,19 +20,21 @@ NOTICE = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A number, with its interval where there is one; a dash without a value."""
+    """A number, with its interval where there is one; a dash without a value. signed: a plus stands before it too."""
 
     value: float | None
     interval: Sequence[float] | None = None
     digits: int = 3
+    signed: bool = False
 
     def __str__(self) -> str:
         if self.value is None:
             return "-"
+        form = f"{'+' if self.signed else ''}.{self.digits}f"
         if self.interval is None:
-            return f"{self.value:.{self.digits}f}"
+            return f"{self.value:{form}}"
         low, high = self.interval
-        return f"{self.value:.{self.digits}f} [{low:.{self.digits}f}, {high:.{self.digits}f}]"
+        return f"{self.value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,16 @@ class Table:
         return f"**{self.title}**\n\n{body}\n\n{' '.join((self.note, NOTICE)).strip()}\n"
 
     def latex(self) -> str:
+        """For a document with the packages booktabs and graphicx: as wide as the text, however many columns."""
         lines = [" & ".join(map(_escaped, self.columns)) + r" \\ \midrule"]
         lines += [" & ".join(map(_escaped, row)) + r" \\" for row in self.rows]
         return (
-            "\\begin{table}\n\\caption{" + _escaped(f"{self.title}. {self.note} {NOTICE}") + "}\n"
+            "% needs \\usepackage{booktabs,graphicx}\n"
+            "\\begin{table*}\n\\caption{" + _escaped(f"{self.title}. {self.note} {NOTICE}") + "}\n"
+            "\\resizebox{\\textwidth}{!}{%\n"
             "\\begin{tabular}{" + "l" * len(self.columns) + "}\n\\toprule\n"
             + "\n".join(lines)
-            + "\n\\bottomrule\n\\end{tabular}\n\\end{table}\n"
+            + "\n\\bottomrule\n\\end{tabular}}\n\\end{table*}\n"
         )  # fmt: skip
 
     def csv(self) -> str:
@@ -106,4 +111,7 @@ class Table:
 
 
 def _escaped(cell: str | Cell) -> str:
-    return re.sub(r"([&%#_{}$])", r"\\\1", " ".join(str(cell).split()))
+    text = re.sub(r"([&%#_{}$])", r"\\\1", " ".join(str(cell).split()))
+    if isinstance(cell, Cell):
+        return "--" if text == "-" else re.sub(r"([+-])(?=[0-9])", r"$\1$", text)
+    return text

@@ -187,7 +187,7 @@ def table_3(stored: Stored) -> Table:
     rows: list[tuple[str | Cell, ...]] = []
     for system in [*printed, *(name for name in on_set if name not in printed)]:
         if system in printed:
-            values = [Cell(value, digits=2) for value in printed[system]["values"]]
+            values = [Cell(value, digits=2, signed=k == 0) for k, value in enumerate(printed[system]["values"])]
             rows.append((printed[system]["title"], PUBLISHED, *values))
         # The truth is the same for all systems that answered every row.
         answered = max(on_set.values(), key=len, default=None) if system == "truth" else on_set.get(system)
@@ -207,7 +207,10 @@ def _noise(rows: Sequence[Answered], measure: Any, name: str) -> Cell:
     scale = 100 if name == "speck_share_of_mask" else 1
     value, ends = measure(rows), interval(rows, measure)
     return Cell(
-        None if value is None else value * scale, None if ends is None else [end * scale for end in ends], digits=2
+        None if value is None else value * scale,
+        None if ends is None else [end * scale for end in ends],
+        digits=2,
+        signed=name == "delta_components",
     )
 
 
@@ -287,7 +290,8 @@ def differences(stored: Stored, first: str) -> Table:
                 found = None if name == "F1" and {first, other} & TOLD else compare(*sides, measure)
                 if found is not None:
                     lines.append((
-                        SETS[data], name, title_of(first), title_of(other), Cell(found.difference, found.interval),
+                        SETS[data], name, title_of(first), title_of(other),
+                        Cell(found.difference, found.interval, signed=True),
                         Cell(found.p, digits=4), Cell(found.cases, digits=0),
                     ))  # fmt: skip
     note = "First minus second, paired by case: 95 % bootstrap interval; p of approximate randomisation, two-sided."
