@@ -221,15 +221,20 @@ def _prompts(prompts: dict[str, Any]) -> list[str]:
     def of(name: str) -> str:
         return number(whole[name]["mean"], whole[name]["interval"])
 
+    def share(name: str) -> str:
+        return percent(whole[name]["mean"], 1)
+
     return [
         "### The segmenter alone: a true box jittered by 10 %, then oracle clicks (mask IoU)",
         "",
         *table(["finding", "boxes", "box", "1 click", "2 clicks", "3 clicks", "4 clicks"], rows),
-        f"Own revision on its own masks: mean gain {of('own_gain')}, {percent(whole['own_improved']['mean'], 1)} "
-        f"improved, {percent(whole['own_worsened']['mean'], 1)} worsened (it hardly ever clicks there); on foreign "
-        f"masks (a threshold in the box, the own mask halved or grown; IoU {of('foreign_before')}) "
-        f"{of('foreign_gain')}, where a second pass without a click gives {of('foreign_gain_second_pass')} and as many "
-        f"random clicks {of('foreign_gain_random')}.",
+        f"Own revision on its own masks: mean gain {of('own_gain')}, {share('own_improved')} improved, "
+        f"{share('own_worsened')} worsened (a second pass without a click {of('own_gain_second_pass')}); from boxes "
+        f"jittered by 30 %, as rough as a model's, {of('rough_gain')}, {share('rough_improved')} and "
+        f"{share('rough_worsened')} (second pass {of('rough_gain_second_pass')}); on foreign masks (a threshold in the "
+        f"box, the own mask halved or grown; IoU {of('foreign_before')}) {of('foreign_gain')}, where a second pass "
+        f"without a click gives {of('foreign_gain_second_pass')} and as many random clicks "
+        f"{of('foreign_gain_random')}.",
         "",
     ]
 
