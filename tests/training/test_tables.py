@@ -104,6 +104,18 @@ def test_a_system_that_was_told_the_truths_boxes_is_marked_and_has_no_f1(root: P
     assert "(told the truth's boxes)" in (out / "table_3.tex").read_text()
 
 
+def test_the_best_two_are_marked_among_published_and_among_measured_models(root: Path) -> None:
+    lines_of: dict[tuple[str, bool], str] = {}
+    for line in (made(root, "--no-figures") / "table_1.md").read_text().splitlines():
+        if "published |" in line or "measured, n" in line:
+            lines_of[line.split(" | ")[0].removeprefix("| "), "published |" in line] = line
+    assert "**0.703**" in lines_of["XFlow", True] and "<u>0.621</u>" in lines_of["ROSALIA", True]
+    assert "**0.634**" in lines_of["ROSALIA", True] and "*" not in lines_of["Human benchmark", True]
+    assert "**1.000 [" in lines_of["XFlow", False] and "<u>0.3" in lines_of["ROSALIA", False]
+    assert "*" not in lines_of["Human benchmark", False]
+    assert r"\textbf{0.703}" in (root / "out" / "table_1.tex").read_text()
+
+
 def test_noise_has_the_truths_own_row(root: Path) -> None:
     table = {(row["Model"], row["Source"].split(",")[0]): row for row in lines(made(root) / "table_3.csv")}
     assert float(table["GT", "measured"]["specks"]) == 0

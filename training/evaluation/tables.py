@@ -30,7 +30,7 @@ from training.evaluation.grids import draw_grids
 from training.evaluation.metrics import LEVELS, MEASURES, NOISE, TRUE_NOISE, Answered, interval, over_levels
 from training.evaluation.predictions import PRESENCE, answered_from
 from training.evaluation.rows import Row, check_files, read_rows
-from training.evaluation.table import PUBLISHED, Cell, Table
+from training.evaluation.table import PUBLISHED, Cell, Table, ranked
 from xflow_core.domain.errors import CallError
 from xflow_core.export.files import write_whole
 
@@ -149,17 +149,25 @@ def _of_systems(
     columns += ["stage 1 SFT", "stage 1 RL", "stage 2 SFT", "stage 2 RL"] if marks else []
     columns += [f"{label} {measure}" for label in SETS.values() for measure in MEASURES]
     rows: list[tuple[str | Cell, ...]] = []
+    competing: dict[bool, list[int]] = {True: [], False: []}  # published or not: the rows' places
     for system in [*printed, *(name for name in stored if name not in printed)]:
         mark = marks.get(system, ())
         of_row = printed[system]["title"] if system in printed else title_of(system)
         if system in printed:
             values = [Cell(value) for data in SETS for value in printed[system][data]]
             rows.append((of_row, PUBLISHED, *mark, *values))
+            if system not in TOLD:
+                competing[True].append(len(rows) - 1)
         if system in stored:
             rows.append((of_row, _measured_on(stored[system]), *mark, *_measured(system, stored[system])))
+            if system not in TOLD:
+                competing[False].append(len(rows) - 1)
+    for among in competing.values():
+        rows = ranked(rows, among)
     note = (
         "On CheXpercept the levels are averaged with equal weight; on CheXlocalize every case is asked at chest level. "
-        "F1 is not given for who was told what to draw."
+        "F1 is not given for who was told what to draw. Bold: the best, underlined: the second, among the published "
+        "and among the measured models; who was told what or where to draw is no model among them."
     )
     return Table(name, title, tuple(columns), tuple(rows), note)
 
