@@ -98,6 +98,7 @@ def write_evaluation_set(
             "mask": name,
             "lungs": None if boxes is None else {label: box.to_json() for label, box in boxes.items()},
             "source": "chexpercept",
+            "patient": question["subject"],
         })  # fmt: skip
     write_rows(out / "set.jsonl", rows)
     return counts
