@@ -117,7 +117,8 @@ def card(bundle: Bundle) -> str:
     if "end_to_end" in quality:
         lines += _whole(quality["end_to_end"])
     lines += _presence(quality["findings"]) + _boxes(quality["findings"])
-    lines += _lungs(quality["lungs"]) + _prompts(quality["prompts"])
+    evaluated = quality.get("end_to_end", {}).get("lung_box_iou_by_source", {})
+    lines += _lungs(quality["lungs"], evaluated) + _prompts(quality["prompts"])
     if "bench" in quality:
         lines += _bench(quality["bench"])
     if "guards" in quality:
@@ -186,17 +187,19 @@ def _boxes(findings: dict[str, Any]) -> list[str]:
     return ["### Boxes of the survey, in regions that hold the finding", "", *table(head, rows)]
 
 
-def _lungs(lungs: dict[str, Any]) -> list[str]:
+def _lungs(lungs: dict[str, Any], evaluated: dict[str, Any]) -> list[str]:
     rows = []
     for source in ("montgomery_lung_512", "v7_covid_lung"):
-        part = lungs[source]
-        rows.append(
-            [source, str(part["lungs"]), number(part["dice"]), number(part["box_iou"]), number(part["box_iou_p10"])]
-        )
+        part, whole = lungs[source], evaluated.get(source)
+        boxes = (part["lungs"], part["box_iou"], None, part["box_iou_p10"])
+        if whole is not None:
+            boxes = (whole["n"], whole["mean"], whole.get("interval"), whole["p10"])
+        n, mean, ends, p10 = boxes
+        rows.append([source, str(part["lungs"]), number(part["dice"]), str(n), number(mean, ends), number(p10)])
     return [
         "### Lungs",
         "",
-        *table(["source", "lungs", "Dice", "box IoU", "its 10th percentile"], rows),
+        *table(["source", "lungs", "Dice of the map", "boxes", "box IoU", "its 10th percentile"], rows),
         "V7 draws the lung behind the heart as well, Montgomery does not; the networks follow Montgomery.",
         f"Plausible pairs by the shape rule on {lungs['nih']['pictures']} NIH radiographs: "
         f"{rate(lungs['nih']['plausible_pair'], lungs['nih']['pictures'])}.",
