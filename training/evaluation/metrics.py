@@ -165,7 +165,7 @@ def metrics(rows: Sequence[Answered]) -> dict[str, Any]:
         "by_finding_lung": {
             name: _finding(at) for name in findings if (at := [row for row in lungs if row.finding == name])
         },
-        "by_size": {name: {**_measured(at), "F1": None} for name, at in by_size(rows).items() if at},
+        "by_size": {name: _of_positives(at) for name, at in by_size(rows).items() if at},
         "subsets": {
             kind: {name: _measured(at, averaged=True) for name, at in parts.items()}
             for kind, parts in subsets(rows).items()
@@ -215,6 +215,12 @@ def _measured(rows: Sequence[Answered], averaged: bool = False) -> dict[str, Any
         **{name: over_levels(rows, m) if averaged else m(rows) for name, m in measures.items()},
         "intervals": {name: interval(rows, m, averaged=averaged) for name, m in measures.items()},
     }
+
+
+def _of_positives(rows: Sequence[Answered]) -> dict[str, Any]:
+    """Of rows that are all positive, where F1 says nothing."""
+    found = _measured(rows)
+    return {**found, "F1": None, "intervals": {**found["intervals"], "F1": None}}
 
 
 def _finding(rows: Sequence[Answered]) -> dict[str, Any]:

@@ -25,13 +25,15 @@ _SIDE = 420
 _TRUTH, _ANSWER = (84, 230, 140), (255, 186, 48)
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 76rem; padding: 0 1rem; color: #1c2027; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 88rem; padding: 0 1rem; color: #1c2027; }
 table { border-collapse: collapse; margin: .5rem 0 1.2rem; }
-td, th { padding: 2px 12px 2px 0; text-align: right; border-bottom: 1px solid #d5dae1; white-space: nowrap; }
+.wide { overflow-x: auto; }
+td, th { padding: 2px 12px 2px 0; text-align: right; border-bottom: 1px solid #d5dae1; }
+td, th { font-size: .85rem; white-space: nowrap; }
 td:first-child, th:first-child { text-align: left; }
 img { max-width: 100%; }
 .cases { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 12px; }
-figure { margin: 0; } figcaption { font-size: .85rem; overflow-wrap: anywhere; }
+figure { margin: 0; } figure img { width: 100%; } figcaption { font-size: .85rem; overflow-wrap: anywhere; }
 .notice { font-weight: 700; } .small { font-size: .8rem; overflow-wrap: anywhere; }
 """
 
@@ -207,7 +209,8 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     def cells(line: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line) + "</tr>"
 
-    return f"<table>{cells(head, 'th')}{''.join(cells(line, 'td') for line in lines)}</table>"
+    body = "".join(cells(line, "td") for line in lines)
+    return f'<div class="wide"><table>{cells(head, "th")}{body}</table></div>'
 
 
 def plots(figures: dict[str, Any], answered: Sequence[Answered]) -> list[tuple[str, str]]:
