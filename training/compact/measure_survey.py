@@ -70,6 +70,7 @@ _HIT = 0.3
 _SAID = ("pneumonia", "edema", "atelectasis")  # findings for which a report's word is learned from
 _KEEPS = (0.2, 0.35, 0.5, 0.7)
 _SEVERAL = (3, 4, 5)
+_HEART_LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
 _MANY = ("opacity", "consolidation", "pneumonia")  # findings that may lie in several places of a lung
 
 
@@ -163,7 +164,9 @@ def truth_of(pack: Pack, case: Case, finding: str) -> tuple[np.ndarray, np.ndarr
     return nowhere, dense
 
 
-def ask(pack: Pack, cases: Iterable[Case], finding: str, level: str, share: float) -> list[Asked]:
+def ask(
+    pack: Pack, cases: Iterable[Case], finding: str, level: str, share: float, heart_level: float = 0.5
+) -> list[Asked]:
     """The rows of a finding; of normals too, as absent, when ``cases`` holds some and nothing else."""
     asked: list[Asked] = []
     for case in cases:
@@ -175,7 +178,7 @@ def ask(pack: Pack, cases: Iterable[Case], finding: str, level: str, share: floa
         truth, unknown = told
         if finding == "cardiomegaly":
             stated: bool | None = finding in case.record.findings
-            asked.append(Asked(case, HEART, stated, evidence_in(case.seen, finding, HEART, None, share)))
+            asked.append(Asked(case, HEART, stated, evidence_in(case.seen, finding, HEART, None, share, heart_level)))
             continue
         least = max(_SPECK * truth.size, 0.15 * int(truth.sum()))
         for label in LUNGS:
@@ -462,6 +465,15 @@ def lung_figures(pack: Pack, cases: Sequence[Case]) -> dict[str, Any]:
     return figures
 
 
+def choose_heart_level(pack: Pack, drawn: Sequence[Case]) -> float:
+    """Where the heart's map is cut to measure its width: the level with the best Brier score across folds."""
+
+    def brier(level: float) -> float:
+        return float(verdict_figures(crossed(ask(pack, drawn, "cardiomegaly", "lung", 0.0, level)))["brier"])
+
+    return min(_HEART_LEVELS, key=brier)
+
+
 def choose_guard(cases: Sequence[Case]) -> GuardSettings:
     """Limits that let at least 99 % of the frontal pictures pass, each sign for itself, never under one half."""
     signs = np.stack([case.seen.signs for case in cases])
@@ -509,11 +521,12 @@ def measure(data: Path, weights: Sequence[Path], work: Path) -> None:
     log.info("lungs: %s", json.dumps(quality["lungs"]))
     settings: dict[str, FindingSettings] = {}
     share = choose_share(pack, drawn)
+    heart = choose_heart_level(pack, drawn)
     for finding in FINDINGS:
-        lung = ask(pack, told, finding, "lung", share)
+        lung = ask(pack, told, finding, "lung", share, heart)
         zoned = finding not in ("cardiomegaly", "edema")  # nothing tells in which zone an edema lies
         zone = ask(pack, told, finding, "zone", share) if zoned else lung
-        entry: dict[str, Any] = {"lung": presence_figures(lung, ask(pack, normal, finding, "lung", share))}
+        entry: dict[str, Any] = {"lung": presence_figures(lung, ask(pack, normal, finding, "lung", share, heart))}
         if zoned:
             entry["zone"] = presence_figures(zone, ask(pack, normal, finding, "zone", share))
         if finding == "edema":
@@ -537,7 +550,9 @@ def measure(data: Path, weights: Sequence[Path], work: Path) -> None:
     quality["weights_sha256"] = hashlib.sha256(joined.read_bytes()).hexdigest()
     runs = [json.loads(path.with_name("survey-training.json").read_text()) for path in weights]
     (work / "survey-training.json").write_text(json.dumps({"runs": runs}, indent=2))
-    (work / "survey-settings.json").write_text(json.dumps(CompactSettings(settings, guard, share).to_json(), indent=2))
+    (work / "survey-settings.json").write_text(
+        json.dumps(CompactSettings(settings, guard, share, heart).to_json(), indent=2)
+    )
     (work / "survey-quality.json").write_text(json.dumps(quality, indent=2))
 
 
