@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         "data": "the open chest X-ray pack, train split; sha256 of its manifest below",
         "data_sha256": survey_quality["data_sha256"],
         "survey": read(arguments.survey, "survey-training.json"),
-        "segmenter": read(arguments.prompts, "segmenter.json"),
+        "segmenter": read(arguments.prompts, "segmenter-training.json"),
         "revision": read(arguments.prompts, "revision.json"),
         "notes": arguments.note,
     }

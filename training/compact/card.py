@@ -24,8 +24,8 @@ Model card of `{name}` {version}, made by `python -m training compact card`. **N
 software, not a medical device, not validated for any diagnosis, and never a reason to act or not to act.
 
 Small networks on EfficientNet-Lite0 (about 3.2 million parameters each, kept as int8) that run on any CPU: a survey of
-the whole radiograph ({surveys} networks averaged: lungs, findings, presence, guard), a promptable segmenter (box,
-clicks, previous mask) and a revision policy that clicks only where it expects a gain.
+the whole radiograph ({surveys} networks averaged: lungs, findings, presence, guard), a promptable segmenter
+({segmenters} averaged: box, clicks, previous mask) and a revision policy that clicks only where it expects a gain.
 
 It answers **{findings}**. Not all answers rest on the same ground: read the next table before a figure.
 
@@ -106,6 +106,7 @@ def card(bundle: Bundle) -> str:
             version=bundle.version,
             findings=", ".join(bundle.findings),
             surveys=len(training["survey"]["runs"]),
+            segmenters=len(_runs(training["segmenter"])),
         )
     ]
     rows = []
@@ -340,21 +341,35 @@ def _bench(bench: dict[str, Any]) -> list[str]:
     ]
 
 
+def _runs(training: dict[str, Any]) -> list[dict[str, Any]]:
+    """The settings of each training run; manifests before 0.4.0 hold those of the only one."""
+    runs: list[dict[str, Any]] = training.get("runs", [training])
+    return runs
+
+
 def _commands(training: dict[str, Any]) -> list[str]:
     call = "python -m training compact"
-    surveys = [
-        f"{call} survey --data PACK --work SURVEY/{run['settings']['fold']} --fold {run['settings']['fold']} "
-        f"--steps {run['settings']['steps']} --seed {run['settings']['seed']} --threads 1"
-        for run in training["survey"]["runs"]
-    ]
-    weights = " ".join(f"SURVEY/{run['settings']['fold']}/survey.safetensors" for run in training["survey"]["runs"])
+
+    def course(what: str, work: str, settings: dict[str, Any], more: str = "") -> str:
+        steps = f"--steps {settings['steps']} --seed {settings['seed']} --threads 1"
+        return f"{call} {what} --data PACK --work {work}{more} {steps}"
+
+    surveys = [run["settings"] for run in training["survey"]["runs"]]
+    segmenters = _runs(training["segmenter"])
+
+    def weights(of: str, numbers: list[int]) -> str:
+        return " ".join(f"{of.upper()}/{number}/{of}.safetensors" for number in numbers)
+
+    seeds = [settings["seed"] for settings in segmenters]
+    folders = " ".join(f"SEGMENTER/{seed}" for seed in seeds)
     return [
-        *surveys,
-        f"{call} measure-survey --data PACK --weights {weights} --work SURVEY",
-        training["segmenter"]["command"],
-        training["revision"]["command"],
-        f"{call} calibrate-prompts --data PACK --segmenters FOLDER/segmenter.safetensors --work FOLDER",
-        f"{call} measure-prompts --data PACK --work FOLDER",
+        *(course("survey", f"SURVEY/{run['fold']}", run, f" --fold {run['fold']}") for run in surveys),
+        f"{call} measure-survey --data PACK --weights {weights('survey', [run['fold'] for run in surveys])} "
+        "--work SURVEY",
+        *(course("segmenter", f"SEGMENTER/{run['seed']}", run) for run in segmenters),
+        course("revision", "PROMPTS", training["revision"], f" --segmenters {folders}"),
+        f"{call} calibrate-prompts --data PACK --segmenters {weights('segmenter', seeds)} --work PROMPTS",
+        f"{call} measure-prompts --data PACK --work PROMPTS",
     ]
 
 
