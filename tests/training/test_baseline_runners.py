@@ -19,8 +19,11 @@ import pytest
 
 from training.__main__ import main
 from training.baselines.catalogue import SYSTEMS, system
+from training.baselines.native import medgemma
+from training.baselines.requests import read_requests
 from training.evaluation.predictions import answered_from
 from training.evaluation.rows import read_rows, write_rows
+from xflow_core.domain import rle
 from xflow_core.export.files import write_mask
 
 SIZE = (96, 120)
@@ -295,6 +298,26 @@ Image.fromarray(mask_of(args.data_path)).save(os.path.join(args.seg_path, "seg_"
 """,
     },
 }
+CHECKOUTS["medsam2"] = {
+    "sam2/configs/sam2.1_hiera_t512.yaml": "",
+    "sam2/build_sam.py": """
+import os
+from answers import loaded
+def build_sam2(config_file, ckpt_path=None, device=None):
+    assert config_file.startswith("///") and os.path.isfile(config_file[2:])
+    loaded()
+""",
+    "sam2/sam2_image_predictor.py": """
+from answers import mask_of
+class SAM2ImagePredictor:
+    def __init__(self, model): pass
+    def set_image(self, image):
+        assert image.shape == (96, 120, 3)
+    def predict(self, box, multimask_output):
+        assert box.tolist() == [30, 24, 60, 48] and not multimask_output
+        return mask_of("000000.png")[None].astype(float), None, None
+""",
+}
 MODELS = {"text4seg": 2, "ibisagent": 2, "seg-zero": 3}  # loaded once each; the others have one
 OPTIONS = {"reclmis": ["--weights", "best.pth.tar", "--device", "cpu"], "imis-net": ["--device", "cpu"]}
 
@@ -315,7 +338,7 @@ def requests(tmp_path: Path) -> Path:
 
 
 def test_every_system_of_the_paper_but_those_with_a_terminal_has_a_runner() -> None:
-    assert {one.name for one in SYSTEMS if one.runner is not None} == CHECKOUTS.keys()
+    assert {one.name for one in SYSTEMS if one.runner is not None} == CHECKOUTS.keys() | {"medgemma", "segagent"}
     for name in CHECKOUTS:
         assert f"python REQUESTS/runner/{system(name).runner.name}" in system(name).run  # type: ignore[union-attr]
     for name in ("lisa", "pixellm"):
@@ -373,3 +396,66 @@ def test_an_answer_that_seg_zeros_script_cannot_read_is_no_absence(
         main(["baselines", "read", "--system", "seg-zero", *given])
     assert "row there hold no <answer>" in capsys.readouterr().err
     assert json.loads((requests / "requests.jsonl").read_text().splitlines()[0])["id"] == "there"
+
+
+def run(requests: Path, checkout: Path, name: str, *options: str) -> None:
+    call = [sys.executable, str(requests / "runner" / f"{name}.py"), *options]
+    ended = subprocess.run(call, cwd=checkout, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_medgemmas_words_are_boxes_on_the_padded_square(requests: Path, tmp_path: Path) -> None:
+    main(["baselines", "write", "--system", "medgemma", "--set", str(tmp_path / "set.jsonl"), "--out", str(requests)])
+    checkout, native = tmp_path / "checkout", tmp_path / "native"
+    checkout.mkdir()
+    (checkout / "transformers.py").write_text(
+        """
+import torch
+class Inputs(dict):
+    def to(self, device, dtype): return self
+class AutoProcessor:
+    @classmethod
+    def from_pretrained(cls, path): return cls()
+    def apply_chat_template(self, messages, **options):
+        image, text = messages[0]["content"]
+        assert image["image"].size == (120, 120) and "box_2d" in text["text"]
+        self.finding = "effusion" if "effusion" in text["text"] else ""
+        return Inputs(input_ids=torch.zeros((1, 3), dtype=torch.long))
+    def decode(self, tokens, skip_special_tokens):
+        assert len(tokens) == 2
+        # y0 = 36 of the square's 120 is row 24 of the picture.
+        boxes = '[{"box_2d": [300, 250, 500, 500], "label": "effusion"}]' if self.finding else "[]"
+        return f"<unused94>I look.<unused95>{boxes}<end_of_turn>\\n<eos>"
+class AutoModelForImageTextToText:
+    @classmethod
+    def from_pretrained(cls, path, dtype): return cls()
+    def to(self, device): return self
+    def eval(self): return self
+    def generate(self, input_ids, max_new_tokens, do_sample): return torch.zeros((1, 5), dtype=torch.long)
+"""
+    )
+    run(requests, checkout, "medgemma", "--out", str(native), "--device", "cpu")
+    there, absent = read_requests(requests)
+    (prompt,) = medgemma(native, there)
+    assert prompt.box is not None and prompt.box.pixels(SIZE) == (30, 24, 60, 48)
+    assert medgemma(native, absent) == []
+
+
+def test_segagent_gets_jpegs_and_lists_of_what_it_reads(requests: Path, tmp_path: Path) -> None:
+    main(["baselines", "write", "--system", "segagent", "--set", str(tmp_path / "set.jsonl"), "--out", str(requests)])
+    script = requests / "runner" / "segagent.py"
+    script.write_text(script.read_text().replace("EACH = 5000", "EACH = 1"))
+    work, native = tmp_path / "work", tmp_path / "native"
+    run(requests, tmp_path, "segagent", "--out", str(work))
+    native.mkdir()
+    for number in (1, 2):
+        (entry,) = json.loads((work / f"xflow-{number}.json").read_text())["data"]
+        assert cv2.imread(str(work / "images" / entry["image_name"])).shape[:2] == (entry["height"], entry["width"])
+        mask = TRUTH if number == 1 else np.zeros(SIZE, bool)
+        click = {"mask": {"size": list(SIZE), "counts": rle.encode(mask)}, "outputs": "Current IOU: 0.9"}
+        record = {"img_path": f"{work}/images/{entry['image_name']}", "pred_list": [click]}
+        (native / f"xflow-{number}_newresults_7.json").write_text(json.dumps([record]))
+    given = ["--requests", str(requests), "--native", str(native), "--out", str(tmp_path / "out")]
+    main(["baselines", "read", "--system", "segagent", *given])
+    there, absent = answered_from(tmp_path / "out", read_rows(tmp_path / "set.jsonl"))
+    assert there.iou == 1 and not absent.returned

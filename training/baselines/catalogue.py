@@ -217,9 +217,11 @@ SYSTEMS = (
         "zzzmmz/SegAgent-Model (ModelScope), SimpleClick",
         "SegAgent", None, 24,
         "pip install -r env.txt",
-        "its evaltools/main.py on a RefCOCO-style JSON of the requests (image_name, caption = prompt); copy the JSON "
-        "it writes to NATIVE/predictions.json",
-        "predictions.json: records of img_path and pred_list with COCO masks and the words of each click",
+        "python REQUESTS/runner/segagent.py --out WORK writes JPEGs and lists for its program, which passes over PNGs "
+        "and stops after 5,000; in evaltools, for each list: VIS_DIR=NATIVE python main.py NoBRS --model MODEL "
+        "--checkpoint SIMPLECLICK --img WORK/images --json WORK/xflow-1.json --no_use_mask_module "
+        "--use_previous_mask 1 --n-clicks 7 --seg_model simple_click --grounding_model qwen-full",
+        "<list>_newresults_*.json: records of img_path and pred_list with COCO masks and the words of each click",
         "always clicks: it cannot say that nothing is there",
         place_of, native.seg_agent,
     ),
@@ -236,7 +238,7 @@ SYSTEMS = (
         "medsam2", "MedSAM2", "github.com/bowang-lab/MedSAM2", "Apache-2.0", "download.sh of its repository",
         "MedSAM2", None, 8,
         'conda create -n medsam2 python=3.12; pip install -e ".[dev]"',
-        "its npz scripts with imgs [1, H, W] and the boxes; np.savez(NATIVE/<stem>.npz, segs=..)",
+        "python REQUESTS/runner/medsam2.py --out NATIVE",
         "<stem>.npz with segs [1, H, W]",
         "is told the truth's boxes and no row without one: its F1 says nothing",
         _nothing, native.medsam2, boxes=True,
@@ -256,8 +258,8 @@ SYSTEMS = (
         "Health AI Developer Foundations terms", "google/medgemma-1.5-4b-it (Hugging Face, gated)",
         None, "transformers", 12,
         "XFlow's own extra [gpu]",
-        "any way to ask it, the picture padded with black to a square; words to NATIVE/<stem>.txt. Or XFlow's "
-        "zero-shot bundle (docs/foundation.md) and `evaluate --keep`",
+        "python REQUESTS/runner/medgemma.py --out NATIVE; then `read --bundle`, whose segmenter draws the masks. Or "
+        "XFlow's zero-shot bundle (docs/foundation.md) and `evaluate --keep`",
         "<stem>.txt with [{box_2d, label}, ..]",
         "is told to answer with an empty list; words that are no list are an error",
         _medgemma, native.medgemma, segmenter=True,
