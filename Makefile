@@ -38,6 +38,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.prompts
 	$(BIN)/python -m benchmarks.service
 	$(BIN)/python -m benchmarks.batch
+	$(BIN)/python -m benchmarks.metrics
 	$(BIN)/python -m benchmarks.slicer
 
 # The Slicer module beside a real slice view, without 3D Slicer; IMAGE names a radiograph.

@@ -128,7 +128,7 @@ def ratio(theirs: np.ndarray, ours: np.ndarray) -> dict[str, float]:
     """Image by image, theirs over ours."""
     pairs = theirs / ours
     low, middle, high = np.nanpercentile(pairs, (10, 50, 90))
-    return {"median": round(float(middle), 2), "p10": round(float(low), 2), "p90": round(float(high), 2)}
+    return {"median": float(middle), "p10": float(low), "p90": float(high)}
 
 
 def peak_memory(name: str, bundle: str, image: Path, threads: int) -> float:
@@ -167,7 +167,7 @@ def report(found: dict[str, list[Prompted]], memory: dict[str, float]) -> dict[s
         segmenters[name] = {**figures(rows), "by_finding": by_finding(rows)}
         if name != "bundle":
             gap = np.array([row.iou for row in ours]) - np.array([row.iou for row in rows])
-            means = [round(float(value), 4) for value in gap.mean(axis=0)]
+            means = gap.mean(axis=0).tolist()
             ahead[name] = {"iou": means, "intervals": intervals(groups, gap)}
     times = {name: first_and_further(found[name]) for name in ("bundle", RIVAL)}
     for name, (first, further) in times.items():

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from batch.tables import answers, rows_of, without_seconds
 from phantom_backend import write_picture
 
+from training.__main__ import main
 from xflow_core.batch.job import Job, Settings
 from xflow_core.batch.run import run_batch
 from xflow_core.bundles.manifest import find_bundle
 from xflow_core.domain.instruction import parse_instruction
 from xflow_core.domain.trace import BundleIdentity
+from xflow_core.export.files import write_mask
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'xflow-core[ray]'")
 
@@ -118,3 +123,66 @@ def test_a_bundle_that_the_cluster_lacks_ends_the_run_with_its_reason(
     assert outcome.exit_status == 2
     assert "another one here" in str(outcome.problem)
     assert answers(tmp_path / "out") == []
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    """Three radiographs with a disc each, asked for it as a whole and by its lung; the left lung holds none."""
+    mask = np.zeros((200, 240), bool)
+    mask[70:95, 60:85] = True
+    write_mask(tmp_path / "truth.png", mask)
+    lines = []
+    for number in range(3):
+        write_picture(tmp_path / f"{number}.png", [(0.3, 0.4 + number / 50, 12.0)])
+        for where, level, present in (
+            ("chest", "chest", True),
+            ("right lung", "lung", True),
+            ("left lung", "lung", False),
+        ):
+            place = "" if where == "chest" else f" in the {where}"
+            lines.append({
+                "id": f"{number}-{where.replace(' ', '_')}", "image": f"{number}.png", "finding": "opacity",
+                "instruction": f"Segment the opacity{place}.", "regions": [where], "level": level,
+                "mask": "truth.png" if present else None, "lungs": None, "source": "phantom",
+            })  # fmt: skip
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path / "set.jsonl"
+
+
+def evaluated(questions: Path, bundle: str, out: Path, *options: str) -> dict[str, Any]:
+    main(["evaluate", "--set", str(questions), "--bundle", bundle, "--out", str(out), *options])
+    figures: dict[str, Any] = json.loads((out / "metrics.json").read_text())
+    del figures["seconds_per_row"]
+    return figures
+
+
+def test_an_evaluation_on_the_cluster_measures_what_it_does_here(
+    cluster: None, tmp_path: Path, phantom_bundle: str, questions: Path
+) -> None:
+    here = evaluated(questions, phantom_bundle, tmp_path / "here")
+    assert 0 < here["gIoU"] < 1
+    there = tmp_path / "there"
+    on_ray = ("--ray", "auto", "--workers", "2", "--threads", "1")
+    assert evaluated(questions, phantom_bundle, there, *on_ray, "--keep", str(tmp_path / "kept")) == here
+    assert len(list((tmp_path / "kept" / "predictions").iterdir())) == here["n"]
+
+    kept = there / "traces" / "0-chest.json"
+    before = kept.stat().st_mtime_ns
+    (there / "traces" / "2-left_lung.json").unlink()
+    assert evaluated(questions, phantom_bundle, there, *on_ray, "--resume") == here
+    assert kept.stat().st_mtime_ns == before, "only what is missing is asked again"
+    assert "Not for clinical use" in (there / "report.html").read_text()
+
+
+def test_a_row_that_the_cluster_could_not_answer_is_named_and_nothing_is_measured(
+    cluster: None, tmp_path: Path, phantom_bundle: str, questions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_picture(tmp_path / "1.png", [(0.3, 0.4, 12.0)], "raises")
+    with pytest.raises(SystemExit) as ended:
+        evaluated(questions, phantom_bundle, tmp_path / "out", "--ray", "auto")
+    assert ended.value.code == 4
+    assert "1-chest" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "metrics.json").exists()
+    # What was answered before stays, and the run goes on where the radiograph is whole again.
+    write_picture(tmp_path / "1.png", [(0.3, 0.42, 12.0)])
+    assert evaluated(questions, phantom_bundle, tmp_path / "out", "--ray", "auto", "--resume")["n"] == 9

@@ -193,7 +193,26 @@ def test_what_cannot_be_revised_is_refused(policy: CompactRevisionPolicy, image:
         policy.revise(image, OPACITY, COMPONENT, [np.zeros((5, 5), bool)], (), seed=0)
 
 
-@pytest.mark.parametrize("wrong", [{"least_gain": -0.1}, {"trust": 1.5}, {"least_gain": math.nan}])
+def test_a_belief_is_the_networks_and_the_segmenters_by_their_shares(
+    segmenter: CompactSegmenter, image: EncodedRadiograph
+) -> None:
+    weights = find_bundle("compact").file("revision.safetensors")
+    prompt = Prompt(BOX, (), Prediction(BOX.mask(image.radiograph.size)))
+
+    def believed(share: float, trust: float = 1.0) -> np.ndarray:
+        settings = RevisionSettings(trust=trust, segmenter_share=share)
+        policy = CompactRevisionPolicy.load(weights, segmenter, settings)
+        return policy.belief(image, "opacity", prompt)[1].numpy()
+
+    own, other = believed(0.0), segmenter.unaided(image, prompt)
+    assert np.allclose(believed(1.0), other, atol=1e-6)
+    assert np.allclose(believed(0.5), (own + other) / 2, atol=1e-5)
+    assert np.allclose(believed(0.0, 0.5), (own + believed(0.0, 0.0)) / 2, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"least_gain": -0.1}, {"trust": 1.5}, {"segmenter_share": -0.1}, {"least_gain": math.nan}]
+)
 def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueRefused):
         RevisionSettings(**wrong)

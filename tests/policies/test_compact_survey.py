@@ -24,6 +24,8 @@ from xflow_core.policies.compact import (
     CompactSettings,
     Seen,
     boxes_in,
+    cardiothoracic_ratio,
+    evidence_in,
     kept_boxes,
     load_survey,
 )
@@ -324,6 +326,43 @@ def test_boxes_beside_the_strongest_are_kept_by_their_peak_and_number() -> None:
     assert kept_boxes(boxes, whole, BoxRule(most=3, keep=0.5, several=3)) == whole
     assert kept_boxes(boxes, whole, BoxRule(most=3, several=3)) == boxes
     assert kept_boxes([], whole, BoxRule()) == whole
+
+
+def chest_with(heart: np.ndarray) -> Seen:
+    """Lungs from a tenth to nine tenths of the width, and a heart's map."""
+    maps = np.zeros((len(MAPS), 128, 128), np.float32)
+    maps[MAPS.index("right lung"), 20:100, 13:58] = maps[MAPS.index("left lung"), 20:100, 70:115] = 1
+    maps[MAPS.index("cardiomegaly")] = heart
+    return Seen(maps, np.zeros((2, len(CLASSES)), np.float32), np.zeros(3, np.float32), np.zeros(4, np.float32))
+
+
+def test_doubt_beside_the_heart_is_no_width_of_it() -> None:
+    heart = np.zeros((128, 128), np.float32)
+    heart[60:100, 45:90] = 0.95
+    assert cardiothoracic_ratio(chest_with(heart)) == pytest.approx(45 / 102, abs=0.02)
+    heart[70:100, 90:112] = 0.6
+    assert cardiothoracic_ratio(chest_with(heart)) == pytest.approx(67 / 102, abs=0.02)
+    assert cardiothoracic_ratio(chest_with(heart), 0.8) == pytest.approx(45 / 102, abs=0.02)
+    wide, narrow = (evidence_in(chest_with(heart), "cardiomegaly", HEART, None, 0.0, v) for v in (0.5, 0.8))
+    assert wide > 0 > narrow
+
+
+def test_a_heart_that_is_not_seen_or_fills_the_chest_is_not_measured() -> None:
+    heart = np.zeros((128, 128), np.float32)
+    assert cardiothoracic_ratio(chest_with(heart)) is None
+    heart[60:100, 15:112] = 0.95
+    assert cardiothoracic_ratio(chest_with(heart)) is None
+    assert evidence_in(chest_with(heart), "cardiomegaly", HEART, None) < 0
+
+
+def test_settings_come_back_as_they_were_written_and_older_ones_are_read() -> None:
+    written = dict(find_bundle("compact").settings["survey"])
+    settings = replace(CompactSettings.from_json(written), heart_level=0.7)
+    assert CompactSettings.from_json(settings.to_json()) == settings
+    written.pop("heart_level", None)
+    assert CompactSettings.from_json(written).heart_level == 0.5
+    with pytest.raises(BundleError, match="heart_level"):
+        replace(settings, heart_level=1.0)
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -138,6 +138,18 @@ def test_the_mask_before_may_come_from_a_trace(segmenter: CompactSegmenter, imag
     assert live.state is None
 
 
+def test_the_answer_without_help_looks_where_the_mask_lies_and_not_at_the_mask(
+    segmenter: CompactSegmenter, image: EncodedRadiograph
+) -> None:
+    ((_, fresh, _),) = segmenter.probabilities(image, [Prompt(BOX)])
+    drawn = BOX.mask(image.radiograph.size)
+    assert np.array_equal(segmenter.unaided(image, Prompt(BOX, (), Prediction(drawn))), fresh)
+    ((_, helped, _),) = segmenter.probabilities(image, [Prompt(BOX, (), Prediction(drawn))])
+    assert not np.array_equal(helped, fresh)
+    far = Box(0.1, 0.1, 0.9, 0.95).mask(image.radiograph.size)
+    assert not np.array_equal(segmenter.unaided(image, Prompt(BOX, (), Prediction(far))), fresh)
+
+
 @pytest.mark.parametrize("box", [Box(0.5, 0.5, 0.502, 0.502), Box(0, 0, 1, 1), Box(0, 0, 0.03, 1), Box(0.9, 0.9, 1, 1)])
 def test_extreme_boxes_are_answered(segmenter: CompactSegmenter, image: EncodedRadiograph, box: Box) -> None:
     (prediction,) = segmenter.segment(image, [Prompt(box)])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from training.compact.calibrate_prompts import chosen
 from training.compact.pack import Pack, load_pack
 from training.compact.prompts import (
     Case,
@@ -144,3 +145,23 @@ def test_damage_is_damage() -> None:
     rng = np.random.default_rng(0)
     kept = [mask_iou(damaged(truth, rng), binary(truth)) for _ in range(50)]
     assert 0.3 < np.mean(kept) < 0.9
+
+
+def entry(gain: float, own: float, rough: float, foreign: float, worsened: float = 0.0) -> dict[str, float]:
+    return {
+        "least_gain": gain,
+        "own": own,
+        "rough": rough,
+        "foreign": foreign,
+        "own_worsened": worsened,
+        "rough_worsened": 0.0,
+    }
+
+
+def test_the_threshold_of_a_click_does_own_masks_no_harm() -> None:
+    eager, harmful, careful = entry(0.01, 0.01, 0.01, 0.3, 0.2), entry(0.02, -0.001, 0.02, 0.4), entry(0.05, 0, 0, 0.2)
+    assert chosen([eager, harmful, careful]) is careful
+    better = entry(0.03, 0.002, 0.004, 0.22, 0.05)
+    assert chosen([eager, harmful, careful, better]) is better
+    worse = entry(0.06, -0.002, -0.002, 0.5)
+    assert chosen([harmful, worse]) is harmful

@@ -143,5 +143,6 @@ def test_the_worst_cases_come_first() -> None:
         row(4, False, 0.6, returned=True, union=5),
         row(5, False, 0.9, returned=True, union=5),
     ]
+    rows += [replace(rows[1], id="1b", level="lung", intersection=2), replace(rows[5], id="5b", probability=0.95)]
     found = {kind: [r.id for r in lot] for kind, lot in worst_of(rows).items()}
-    assert found == {"Least overlap": ["1", "0"], "Missed": ["3", "2"], "Made up": ["5", "4"], "Most specks": ["1"]}
+    assert found == {"Least overlap": ["1", "0"], "Missed": ["3", "2"], "Made up": ["5b", "4"], "Most specks": ["1"]}

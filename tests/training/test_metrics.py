@@ -137,7 +137,7 @@ def test_a_better_system_is_told_from_an_equal_one() -> None:
     found = compare(better, drawn_at_random(0), giou)
     assert found.p < 0.001
     assert 0.02 < found.interval[0] < found.difference < found.interval[1] < 0.08
-    assert found.images == 200
+    assert found.cases == 200
     assert compare(equal, drawn_at_random(0), giou).p > 0.05
     same = compare(equal, equal, f1)
     assert (same.difference, same.p) == (0.0, 1.0)
@@ -184,4 +184,40 @@ def test_lesions_are_told_apart_by_their_share_of_the_image() -> None:
         truth[:side, :side] = True
         rows.append(replace(ROW, **pixels_of(truth, truth, 1e-4)))
     assert [len(at) for at in by_size(rows).values()] == [1, 2, 1]
-    assert metrics(rows)["by_size"]["small, under 1 %"]["gIoU"] == 1.0
+    small = metrics(rows)["by_size"]["small, under 1 %"]
+    assert (small["gIoU"], small["found"], small["F1"], small["intervals"]["F1"]) == (1.0, 1.0, None, None)
+
+
+def test_one_case_has_no_interval() -> None:
+    rows = [replace(ROW, id=str(k), intersection=k) for k in range(2)]
+    assert interval(rows, giou) is None
+    assert interval([*rows, replace(ROW, image="b", positive=False)], giou) is None, "the other is no positive case"
+    assert interval([*rows, replace(ROW, image="b", intersection=1)], giou) is not None
+
+
+def test_a_patients_radiographs_are_one_case() -> None:
+    once = [replace(row, patient=row.image) for row in drawn_at_random(0) if row.level == "chest"]
+    thrice = [replace(row, id=f"{row.id} {k}", image=f"{row.image} {k}") for row in once for k in range(3)]
+    assert interval(thrice, giou) == pytest.approx(interval(once, giou))
+    strangers = interval([replace(row, patient=None) for row in thrice], giou)
+    assert strangers[1] - strangers[0] < 0.7 * (interval(once, giou)[1] - interval(once, giou)[0])
+
+
+def test_subsets_are_given_where_there_is_more_than_one_kind() -> None:
+    rows = [
+        replace(ROW, id=str(k), image=str(k), view=("PA", "AP")[k % 2], age=30.0 + k, source="one", positive=k < 30,
+                returned=k % 2 == 0, intersection=1)
+        for k in range(40)
+    ]  # fmt: skip
+    found = metrics(rows)["subsets"]
+    assert found.keys() == {"view", "age"}
+    assert list(found["age"]) == ["under 40", "40 to 59", "60 and more"]
+    assert [part["n"] for part in found["age"].values()] == [10, 20, 10]
+    assert (found["view"]["PA"]["false_alarms"], found["view"]["AP"]["false_alarms"]) == (1.0, 0.0)
+    assert found["view"]["PA"]["n_positive"] == 15
+    assert found["view"]["PA"]["intervals"]["F1"] is not None
+
+
+def test_measured_figures_stand_in_full() -> None:
+    rows = [replace(ROW, id=str(k), intersection=1, union=3) for k in range(2)]
+    assert metrics(rows)["gIoU"] == 1 / 3

@@ -123,6 +123,41 @@ def test_a_row_without_an_image_is_named(rows: list[Row], whole: Path, tmp_path:
         answered_from(whole, rows)
 
 
+@pytest.mark.parametrize("gone", ["image.png", "truth.png"])
+def test_a_missing_file_is_named_before_anything_is_measured(
+    gone: str, rows: list[Row], whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / gone).unlink()
+    calls = {
+        "score": ["--predictions", str(whole)],
+        "evaluate": ["--bundle", "compact"],
+    }
+    for command, options in calls.items():
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--set", str(tmp_path / "set.jsonl"), "--out", str(tmp_path / "out"), *options])
+        assert ended.value.code == 2
+        assert f"{gone.split('.')[0].replace('truth', 'mask')} of row a is missing" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"finding": "pneumothorax"}, "pneumothorax"),
+        ({"id": "a"}, "repeats the id a"),
+        ({"regions": ["liver"]}, "liver"),
+        ({"image": None}, "its image is None"),
+    ],
+)
+def test_a_row_of_an_unknown_finding_or_a_repeated_one_is_named(
+    changes: dict[str, Any], says: str, rows: list[Row], tmp_path: Path
+) -> None:
+    with (tmp_path / "set.jsonl").open("a") as file:
+        file.write(json.dumps(question("d", None) | changes) + "\n")
+    with pytest.raises(CallError, match=rf"Line 4 .*{says}"):
+        read_rows(tmp_path / "set.jsonl")
+
+
 def test_an_id_that_is_no_file_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CallError, match="file name"), PredictionWriter(tmp_path) as writer:
         writer.add("../a", TRUTH)

@@ -81,7 +81,7 @@ def test_wrong_side_questions_are_told_from_those_about_a_finding_in_neither_lun
 
 def test_an_engine_that_only_looks_at_pixels_answers_the_same_again_and_the_measures_become_a_page(case: Case) -> None:
     engine, _ = phantom_engine()
-    figures = safety.measure(engine, [case])
+    figures = safety.figures_of(engine.identity, [safety.watch(engine, case)])
     for part in figures["repeats"].values():
         assert part["every_decision_the_same"]["share"] == 1
         assert part["answered"]["same_verdict"]["share"] == 1

@@ -93,6 +93,29 @@ def test_people_who_were_told_what_to_draw_have_no_f1(root: Path) -> None:
     assert float(human[1]["CheXlocalize gIoU"]) > 0.3
 
 
+def test_a_system_that_was_told_the_truths_boxes_is_marked_and_has_no_f1(root: Path) -> None:
+    (root / "stored" / "rosalia").rename(root / "stored" / "medsam")
+    out = made(root, "--no-figures", "--compare", "xflow")
+    (row,) = [row for row in lines(out / "table_1.csv") if "MedSAM" in row["Model"]]
+    assert row["Model"] == "MedSAM (told the truth's boxes)"
+    assert row["CheXpercept F1"] == "" and float(row["CheXpercept gIoU"]) > 0.3
+    others = [row for row in lines(out / "differences.csv") if "MedSAM" in row["Second"]]
+    assert {row["Measure"] for row in others} == {"gIoU", "cIoU"}
+    assert "(told the truth's boxes)" in (out / "table_3.tex").read_text()
+
+
+def test_the_best_two_are_marked_among_published_and_among_measured_models(root: Path) -> None:
+    lines_of: dict[tuple[str, bool], str] = {}
+    for line in (made(root, "--no-figures") / "table_1.md").read_text().splitlines():
+        if "published |" in line or "measured, n" in line:
+            lines_of[line.split(" | ")[0].removeprefix("| "), "published |" in line] = line
+    assert "**0.703**" in lines_of["XFlow", True] and "<u>0.621</u>" in lines_of["ROSALIA", True]
+    assert "**0.634**" in lines_of["ROSALIA", True] and "*" not in lines_of["Human benchmark", True]
+    assert "**1.000 [" in lines_of["XFlow", False] and "<u>0.3" in lines_of["ROSALIA", False]
+    assert "*" not in lines_of["Human benchmark", False]
+    assert r"\textbf{0.703}" in (root / "out" / "table_1.tex").read_text()
+
+
 def test_noise_has_the_truths_own_row(root: Path) -> None:
     table = {(row["Model"], row["Source"].split(",")[0]): row for row in lines(made(root) / "table_3.csv")}
     assert float(table["GT", "measured"]["specks"]) == 0
@@ -172,6 +195,12 @@ def test_a_set_of_another_name_is_refused(root: Path, capsys: pytest.CaptureFixt
 def test_latex_escapes_what_it_must() -> None:
     table = Table("t", "50 % of a_b", ("A & B",), ((Cell(0.5, (0.4, 0.6)),),))
     assert r"A \& B" in table.latex() and r"50 \% of a\_b" in table.latex()
+    assert table.latex().count("{") == table.latex().count("}")
+    signed = Table(
+        "t", "", ("A", "B"), ((Cell(-0.5, signed=True), Cell(None)), (Cell(1.714, digits=2, signed=True), "x-1"))
+    )
+    assert "$-$0.500 & -- \\\\" in signed.latex() and "$+$1.71 & x-1" in signed.latex()
+    assert "| +1.71 |" in signed.markdown()
     assert "0.500 [0.400, 0.600]" in table.markdown()
     assert table.csv() == "A & B,A & B low,A & B high\n0.5,0.4,0.6\n"
     with pytest.raises(ValueError, match="2 cells"):

@@ -20,6 +20,7 @@ from xflow_core.domain.errors import CallError
 from xflow_core.domain.instruction import Instruction
 
 LESION, LUNGS = "lesion", "lungs"
+RUNNERS = Path(__file__).parent / "runners"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class System:
     title: as in the paper's tables. checkout: the folder its repository is cloned to, None for a package. gpu: GiB of
     GPU memory that its model needs, 0 where a processor does. boxes: it is told the truth's boxes, so its F1 says
     nothing. segmenter: it may leave prompts alone, and a bundle's segmenter draws the masks. absent: what it does when
-    the finding is not there. writes: its own output, as ``read`` expects it.
+    the finding is not there. run: in its checkout; REQUESTS is what ``write`` wrote, NATIVE the folder for its output.
+    writes: that output, as ``read`` expects it.
     """
 
     name: str
@@ -49,6 +51,12 @@ class System:
     gives: str = LESION
     boxes: bool = False
     segmenter: bool = False
+
+    @property
+    def runner(self) -> Path | None:
+        """The script that runs it over its requests, where there is one."""
+        path = RUNNERS / f"{self.name.replace('-', '_')}.py"
+        return path if path.is_file() else None
 
     def runs_here(self, checkouts: Path, gpu: float) -> str:
         """``yes``, or why not. gpu: GiB of GPU memory there is."""
@@ -101,8 +109,9 @@ def _medgemma(instruction: Instruction) -> str:
     )
 
 
-def _finding(instruction: Instruction) -> str:
-    return instruction.finding
+def _imis(instruction: Instruction) -> str:
+    # The name of its own category where it has one; its runner puts the other findings into the same sentence.
+    return {"effusion": "pleural_effusion"}.get(instruction.finding, instruction.finding)
 
 
 def _nothing(instruction: Instruction) -> str:
@@ -114,8 +123,7 @@ SYSTEMS = (
         "rosalia", "ROSALIA", "github.com/checkoneee/ROSALIA", "Apache-2.0", "checkone/ROSALIA-7B-v1 (Hugging Face)",
         "ROSALIA", None, 24,
         "conda create -n rosalia python=3.10; pip install torch torchvision (CUDA 12.6), -r requirements.txt",
-        "its inference_rosalia_example.py: initialize_model once; for each request prepare_inputs(prompt, image, ..), "
-        "run_inference, save_results(pred_masks, NATIVE/<stem>.png)",
+        "python REQUESTS/runner/rosalia.py --out NATIVE",
         "<stem>.png, source size",
         "answers '[SEG] There is no ..' and a mask without a pixel",
         _sentence, native.rosalia,
@@ -146,27 +154,28 @@ SYSTEMS = (
         "lmc22/text4seg-llava-7b-p24 (Hugging Face), SAM ViT-H",
         "Text4Seg", None, 24,
         'pip install -e ".[train]"; pip install flash-attn --no-build-isolation',
-        "python llava/eval/run_llava.py --model-path lmc22/text4seg-llava-7b-p24 --image-file .. --query PROMPT "
-        "> NATIVE/<stem>.txt; or its model_refer_seg.py, which refines with SAM",
-        "<stem>.txt with <seg>..</seg> on a 24 x 24 grid, or <stem>/0_sam_mask.png",
+        "python REQUESTS/runner/text4seg.py --out NATIVE",
+        "<stem>.txt with <seg>..</seg> on a 24 x 24 grid, and <stem>/0_sam_mask.png, refined by SAM, which counts",
         "writes only 'others', or no <seg> at all: both are an empty mask in its own evaluation",
         _text4seg, native.text4seg,
     ),
     System(
         "imis-net", "IMIS-Net", "github.com/uni-medical/IMIS-Bench", "none stated", "Baidu Netdisk, see its README",
         "IMIS-Bench", None, 12,
-        "Python 3.8, PyTorch 2.2.1, monai 0.9.1, transformers 4.39.3, timm 0.9.16",
-        "its predictor: set_image(image), predict(text=[prompt]); np.save(NATIVE/<stem>.npy, masks)",
+        "conda create -n imis python=3.8; pip install torch==2.2.1 torchvision==0.17.2 monai==0.9.1 timm==0.9.16 "
+        "transformers==4.39.3 opencv-python nibabel matplotlib; its weights to ckpt/IMISNet-B.pth, and "
+        "openai/clip-vit-base-patch32 (Hugging Face) to clip-vit-base-patch32",
+        "python REQUESTS/runner/imis_net.py --out NATIVE",
         "<stem>.npy [1, 1, H, W], 0 and 1",
         "was not taught to decline; a mask without a pixel is nothing there",
-        _finding, native.imis_net,
+        _imis, native.imis_net,
     ),
     System(
         "ibisagent", "IBISAgent-7B", "github.com/Yankai96/IBISAgent", "MIT",
         "manglu3935/IBIS, qwen2_5vl-7b-RL (Hugging Face), SAM2",
         "IBISAgent", None, 24,
         "conda create -n ibisagent python=3.12; pip install -r infer/requirements.txt; pip install -e sam2",
-        "python infer/multi_turn.py --image IMAGE --prompt PROMPT --output_dir NATIVE/<stem>",
+        "python REQUESTS/runner/ibisagent.py --out NATIVE",
         "<stem>/final_segmentation.png, the image with the mask in green at 40 %",
         "may Terminate before its first click: then the picture stays bare, which is nothing there",
         _ibis, native.ibis_agent,
@@ -176,7 +185,7 @@ SYSTEMS = (
         "microsoft/BiomedParse (Hugging Face)",
         "BiomedParse", None, 16,
         "conda env create -f environment.yml",
-        "its example_prediction.py: np.save(NATIVE/<stem>.npy, interactive_infer_image(model, image, [prompt]))",
+        "python REQUESTS/runner/biomedparse.py --out NATIVE",
         "<stem>.npy [1, H, W], probabilities",
         "a mask whose probabilities stay under 0.5 is nothing there; its p-value test knows no lesion of XFlow's but "
         "COVID-19's, and is not used",
@@ -187,8 +196,7 @@ SYSTEMS = (
         "Google Drive, see its README (QaTa-COV19)",
         "RecLMIS", None, 8,
         "conda create -n reclmis python=3.9; pip install -r requirements.txt; CLIP ViT-B-32 into nets/",
-        "its test_model.py, with the prompts as Description in its text sheet (pandas writes it from requests.jsonl): "
-        "np.save(NATIVE/<stem>.npy, predict_save)",
+        "python REQUESTS/runner/reclmis.py --weights best_model-RecLMIS.pth.tar --out NATIVE",
         "<stem>.npy [224, 224], 0 and 1",
         "was not taught to decline; a mask without a pixel is nothing there",
         _reclmis, native.reclmis,
@@ -198,9 +206,9 @@ SYSTEMS = (
         "Ricky06662/VisionReasoner-7B (Hugging Face), SAM2",
         "Seg-Zero", None, 24,
         "conda create -n visionreasoner python=3.12; pip install -e .",
-        "python inference_scripts/infer_multi_object.py --text PROMPT --image_path IMAGE > NATIVE/<stem>.txt; its own "
-        "masks (mask_all) as NATIVE/<stem>.png if wanted",
-        "<stem>.txt with <answer>[{bbox_2d, point_2d}, ..]</answer> on 840 x 840, or <stem>.png",
+        "python REQUESTS/runner/seg_zero.py --out NATIVE",
+        "<stem>.txt with <answer>[{bbox_2d, point_2d}, ..]</answer> on 840 x 840, and <stem>.png, its own SAM2's "
+        "masks, which count; without them `read --bundle` draws",
         "an empty list is nothing there; words without an answer are an error",
         _seg_zero, native.seg_zero, segmenter=True,
     ),
@@ -209,9 +217,11 @@ SYSTEMS = (
         "zzzmmz/SegAgent-Model (ModelScope), SimpleClick",
         "SegAgent", None, 24,
         "pip install -r env.txt",
-        "its evaltools/main.py on a RefCOCO-style JSON of the requests (image_name, caption = prompt); copy the JSON "
-        "it writes to NATIVE/predictions.json",
-        "predictions.json: records of img_path and pred_list with COCO masks and the words of each click",
+        "python REQUESTS/runner/segagent.py --out WORK writes JPEGs and lists for its program, which passes over PNGs "
+        "and stops after 5,000; in evaltools, for each list: VIS_DIR=NATIVE python main.py NoBRS --model MODEL "
+        "--checkpoint SIMPLECLICK --img WORK/images --json WORK/xflow-1.json --no_use_mask_module "
+        "--use_previous_mask 1 --n-clicks 7 --seg_model simple_click --grounding_model qwen-full",
+        "<list>_newresults_*.json: records of img_path and pred_list with COCO masks and the words of each click",
         "always clicks: it cannot say that nothing is there",
         place_of, native.seg_agent,
     ),
@@ -219,8 +229,7 @@ SYSTEMS = (
         "medsam", "MedSAM", "github.com/bowang-lab/MedSAM", "Apache-2.0", "medsam_vit_b.pth, see its README",
         "MedSAM", None, 8,
         "conda create -n medsam python=3.10; pip install -e .",
-        "for the k-th box of a request, its picture copied to <stem>_<k>.png: python MedSAM_Inference.py "
-        '-i <stem>_<k>.png -o NATIVE --box "[x1, y1, x2, y2]"',
+        "python REQUESTS/runner/medsam.py --out NATIVE",
         "seg_<stem>_<k>.png, 0 and 1",
         "is told the truth's boxes and no row without one: its F1 says nothing",
         _nothing, native.medsam, boxes=True,
@@ -229,7 +238,7 @@ SYSTEMS = (
         "medsam2", "MedSAM2", "github.com/bowang-lab/MedSAM2", "Apache-2.0", "download.sh of its repository",
         "MedSAM2", None, 8,
         'conda create -n medsam2 python=3.12; pip install -e ".[dev]"',
-        "its npz scripts with imgs [1, H, W] and the boxes; np.savez(NATIVE/<stem>.npz, segs=..)",
+        "python REQUESTS/runner/medsam2.py --out NATIVE",
         "<stem>.npz with segs [1, H, W]",
         "is told the truth's boxes and no row without one: its F1 says nothing",
         _nothing, native.medsam2, boxes=True,
@@ -239,7 +248,7 @@ SYSTEMS = (
         "facebook/sam3 (Hugging Face, gated)",
         "sam3", None, 12,
         "conda create -n sam3 python=3.12; pip install torch torchvision (CUDA 12.6); pip install -e .",
-        "Sam3Processor: set_image(image), set_text_prompt(prompt); np.savez(NATIVE/<stem>.npz, masks=.., scores=..)",
+        "python REQUESTS/runner/sam3_text.py --out NATIVE",
         "<stem>.npz with masks [N, 1, H, W] and scores [N]",
         "keeps no mask under a score of 0.5: none is nothing there",
         place_of, native.sam3_text,
@@ -249,8 +258,8 @@ SYSTEMS = (
         "Health AI Developer Foundations terms", "google/medgemma-1.5-4b-it (Hugging Face, gated)",
         None, "transformers", 12,
         "XFlow's own extra [gpu]",
-        "any way to ask it, the picture padded with black to a square; words to NATIVE/<stem>.txt. Or XFlow's "
-        "zero-shot bundle (docs/foundation.md) and `evaluate --keep`",
+        "python REQUESTS/runner/medgemma.py --out NATIVE; then `read --bundle`, whose segmenter draws the masks. Or "
+        "XFlow's zero-shot bundle (docs/foundation.md) and `evaluate --keep`",
         "<stem>.txt with [{box_2d, label}, ..]",
         "is told to answer with an empty list; words that are no list are an error",
         _medgemma, native.medgemma, segmenter=True,

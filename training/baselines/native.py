@@ -183,11 +183,11 @@ def ibis_agent(folder: Path, request: Request) -> np.ndarray:
 
 
 def seg_agent(folder: Path, request: Request) -> np.ndarray:
-    """Its predictions' JSON, ``predictions.json``: of the record of this picture, the mask before the click whose words
-    state the highest IoU ("Current IOU: .."), as its own evaluation chooses."""
-    record = _segagent_records(folder / "predictions.json").get(request.stem)
+    """Its predictions' JSON files, one a list of requests: of the record of this picture, the mask before the click
+    whose words state the highest IoU ("Current IOU: .."), as its own evaluation chooses."""
+    record = _segagent_records(folder).get(request.stem)
     if record is None:
-        raise CallError(f"{folder / 'predictions.json'} holds no record of row {request.id}.")
+        raise CallError(f"The JSON files of {folder} hold no record of row {request.id}.")
     tried = record["pred_list"]
     if not tried:
         raise CallError(f"The record of row {request.id} has no click; SegAgent always clicks.")
@@ -196,17 +196,21 @@ def seg_agent(folder: Path, request: Request) -> np.ndarray:
     mask = tried[max(best - 1, 0)]["mask"]
     size = (int(mask["size"][0]), int(mask["size"][1]))
     try:
-        return _of_size(rle.decode(mask["counts"], size), folder / "predictions.json", request)
+        return _of_size(rle.decode(mask["counts"], size), folder, request)
     except ValueRefused as problem:
         raise CallError(f"The mask of row {request.id} is no run-length text: {problem}") from None
 
 
 @lru_cache(maxsize=4)
-def _segagent_records(path: Path) -> dict[str, Any]:
-    try:
-        return {Path(record["img_path"]).stem: record for record in json.loads(path.read_text(encoding="utf-8"))}
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise CallError(f"{path} is no list of SegAgent's predictions: {problem}.") from None
+def _segagent_records(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            records = json.loads(path.read_text(encoding="utf-8"))
+            found |= {Path(record["img_path"]).stem: record for record in records}
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise CallError(f"{path} is no list of SegAgent's predictions: {problem}.") from None
+    return found
 
 
 # Boxes and points, for a segmenter --------------------------------------------------------------------------------

@@ -4,7 +4,8 @@
 
 ``--survey`` holds what ``measure-survey`` wrote, ``--prompts`` what ``revision``, ``calibrate-prompts`` and
 ``measure-prompts`` wrote. What an earlier build of the same weights was measured to do is left out at the first build:
-``--evaluation`` (of ``evaluate``), ``--honesty``, ``--guards`` (folders), ``--bench`` (``benchmarks.prompts --json``).
+``--evaluation`` (of ``evaluate``), ``--honesty``, ``--guards``, ``--safety`` (folders), ``--bench``
+(``benchmarks.prompts --json``).
 The folder is written whole or not at all."""
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ SOURCES = (
     "weights: Apache-2.0",
 )
 
+# Of an evaluation: what tells of the call and not of the bundle.
+_OF_THE_RUN = ("notice", "set", "bundle", "stages")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--survey", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
-    for name in ("--evaluation", "--honesty", "--guards", "--bench"):
+    for name in ("--evaluation", "--honesty", "--guards", "--safety", "--bench"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--findings", required=True, help="those the bundle may answer, with commas")
     parser.add_argument("--version", required=True)
@@ -70,8 +74,8 @@ def run(arguments: argparse.Namespace) -> None:
     }
     if arguments.evaluation is not None:
         whole = read(arguments.evaluation, "metrics.json")
-        quality["end_to_end"] = {k: whole[k] for k in ("n", "gIoU", "cIoU", "F1", "by_finding_lung", "revision")}
-    for name in ("honesty", "guards"):
+        quality["end_to_end"] = {key: value for key, value in whole.items() if key not in _OF_THE_RUN}
+    for name in ("honesty", "guards", "safety"):
         folder = getattr(arguments, name)
         if folder is not None:
             quality[name] = read(folder, "metrics.json")
@@ -81,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         "data": "the open chest X-ray pack, train split; sha256 of its manifest below",
         "data_sha256": survey_quality["data_sha256"],
         "survey": read(arguments.survey, "survey-training.json"),
-        "segmenter": read(arguments.prompts, "segmenter.json"),
+        "segmenter": read(arguments.prompts, "segmenter-training.json"),
         "revision": read(arguments.prompts, "revision.json"),
         "notes": arguments.note,
     }

@@ -1,7 +1,9 @@
 """Writes the compact bundle's model card from its manifest, so that the figures in the two cannot differ.
 
 python -m training compact card --bundle compact --out docs/compact.md
-"""
+
+The manifest holds them in full; here they are cut after the last digit shown, so that none is rounded up. A part that
+the manifest lacks has no section."""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from training.evaluation import guards, honesty
+from training.evaluation import guards, honesty, safety
+from training.evaluation.printed import cut, percent
+from training.evaluation.rates import Rate
 from xflow_core.bundles.manifest import Bundle, find_bundle
 from xflow_core.export.files import write_whole
 
@@ -20,8 +24,8 @@ Model card of `{name}` {version}, made by `python -m training compact card`. **N
 software, not a medical device, not validated for any diagnosis, and never a reason to act or not to act.
 
 Small networks on EfficientNet-Lite0 (about 3.2 million parameters each, kept as int8) that run on any CPU: a survey of
-the whole radiograph ({surveys} networks averaged: lungs, findings, presence, guard), a promptable segmenter (box,
-clicks, previous mask) and a revision policy that clicks only where it expects a gain.
+the whole radiograph ({surveys} networks averaged: lungs, findings, presence, guard), a promptable segmenter
+({segmenters} averaged: box, clicks, previous mask) and a revision policy that clicks only where it expects a gain.
 
 It answers **{findings}**. Not all answers rest on the same ground: read the next table before a figure.
 
@@ -48,9 +52,14 @@ HOW_WELL = """## How well
 
 "dev" is the dev split of the open chest X-ray pack: 78 radiographs contoured by radiologists (ChestX-Det's polygons,
 correctly placed but loose), 8 with boxes or the report label "Edema", and 20 with "No Finding"; patients apart from
-training. "unseen" adds train pictures, each seen by a network that had not learned from it: more cases, one network
+training. Figures stand with their n and, in brackets, 95 % intervals: of a bootstrap over patients for means, Wilson's
+for shares of cases. Few cases: read the intervals. **Every figure is cut after its last digit; none is rounded up.**
+
+"""
+
+UNSEEN = """"unseen" adds train pictures, each seen by a network that had not learned from it: more cases, one network
 instead of all. Calibrations, thresholds and box rules are fitted on the unseen, and each fold of patients is measured
-with what was fitted without it. Few cases: read the 95 % bootstrap intervals, not the means.
+with what was fitted without it.
 
 """
 
@@ -77,10 +86,16 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def number(value: Any, interval: Any = None) -> str:
+    """The value at three digits, its interval at two, cut; a dash for none."""
     if value is None:
         return "-"
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    return text if not interval else f"{text} [{interval[0]:.2f}, {interval[1]:.2f}]"
+    text = cut(value) if isinstance(value, float) else str(value)
+    return text if not interval else f"{text} [{cut(interval[0], 2)}, {cut(interval[1], 2)}]"
+
+
+def rate(share: float | None, n: int) -> str:
+    """A share of ``n`` cases with its count and interval."""
+    return "-" if share is None else str(Rate(round(share * n), n))
 
 
 def card(bundle: Bundle) -> str:
@@ -91,6 +106,7 @@ def card(bundle: Bundle) -> str:
             version=bundle.version,
             findings=", ".join(bundle.findings),
             surveys=len(training["survey"]["runs"]),
+            segmenters=len(_runs(training["segmenter"])),
         )
     ]
     rows = []
@@ -99,69 +115,20 @@ def card(bundle: Bundle) -> str:
         rows.append([name, *(str(learned[key]) for key in ("contoured", "boxed", "report")), GROUNDS[name]])
     lines += table(["finding", "contoured", "boxed", "report", "grounds"], rows)
     lines += [HOW_WELL]
-    lines += ["### Presence", ""]
-    rows = []
-    for name, found in quality["findings"].items():
-        for level in ("lung", "zone"):
-            part = found.get(level)
-            if part is None:
-                continue
-            where = "heart" if name == "cardiomegaly" else f"per {level}"
-            for group in ("dev", "unseen"):
-                g = part[group]
-                rows.append(
-                    [
-                        name,
-                        where,
-                        group,
-                        f"{g['positive']} of {g['n']}",
-                        number(g["auc"], g["auc_95"]),
-                        number(g["f1"], g["f1_95"]),
-                        number(g["precision"]),
-                        number(g["recall"]),
-                        number(part["normals_called_present"]) if group == "dev" else "",
-                    ]
-                )
-    lines += table(
-        [
-            "finding",
-            "asked",
-            "on",
-            "positive of n",
-            "AUC",
-            "F1",
-            "precision",
-            "recall",
-            'called present on "No Finding"',
-        ],
-        rows,
-    )
-    lines += ["### Boxes of the survey, in regions that hold the finding", ""]
-    rows = []
-    for name, found in quality["findings"].items():
-        for group, boxes in found.get("boxes", {}).items():
-            rows.append(
-                [
-                    name,
-                    group,
-                    str(boxes["components"]),
-                    number(boxes["recall_at_0.3"]),
-                    number(boxes["precision_at_0.3"]),
-                    number(found["map"][group]["mask_iou"]),
-                ]
-            )
-    lines += table(
-        ["finding", "on", "true boxes", "recall at IoU 0.3", "precision at IoU 0.3", "mask IoU of the map itself"], rows
-    )
-    lines += _lungs(quality["lungs"]) + _prompts(quality["prompts"])
     if "end_to_end" in quality:
         lines += _whole(quality["end_to_end"])
+    lines += _presence(quality["findings"]) + _boxes(quality["findings"])
+    evaluated = quality.get("end_to_end", {}).get("lung_box_iou_by_source", {})
+    lines += _lungs(quality["lungs"], evaluated) + _prompts(quality["prompts"])
     if "bench" in quality:
         lines += _bench(quality["bench"])
     if "guards" in quality:
         lines += ["### Guards ([all sets](guards.md))", "", *guards.summary(quality["guards"])]
     if "honesty" in quality:
         lines += honesty.sections(quality["honesty"], "###")
+    if "safety" in quality:
+        lines += [f"## Safety, on {quality['safety']['radiographs']} dev radiographs", ""]
+        lines += safety.sections(quality["safety"], "###")
     lines += ["## Good and bad cases", "", "![good](images/compact-good.png)", "", "![bad](images/compact-bad.png)", ""]
     lines += [LIMITS, "## What it was made from", ""]
     lines += [f"- {source}" for source in bundle.licences]
@@ -172,20 +139,71 @@ def card(bundle: Bundle) -> str:
     return "\n".join(lines)
 
 
-def _lungs(lungs: dict[str, Any]) -> list[str]:
+def _presence(findings: dict[str, Any]) -> list[str]:
+    rows = []
+    for name, found in findings.items():
+        for level in ("lung", "zone"):
+            part = found.get(level)
+            if part is None:
+                continue
+            for group in ("dev", "unseen"):
+                g = part[group]
+                hits = round(g["recall"] * g["positive"])
+                stated = round(hits / g["precision"]) if hits else None
+                rows.append(
+                    [
+                        name,
+                        "heart" if name == "cardiomegaly" else f"per {level}",
+                        group,
+                        f"{g['positive']} of {g['n']}",
+                        number(g["auc"], g["auc_95"]),
+                        number(g["f1"], g["f1_95"]),
+                        "0" if stated is None else str(Rate(hits, stated)),
+                        rate(g["recall"], g["positive"]),
+                        rate(part["normals_called_present"], part["normals_n"]) if group == "dev" else "",
+                    ]
+                )
+    head = ["finding", "asked", "on", "positive of n", "AUC", "F1", "precision", "recall"]
+    return [
+        "### Presence by the survey alone (`compact measure-survey`)",
+        "",
+        UNSEEN,
+        *table([*head, 'called present on "No Finding"'], rows),
+    ]
+
+
+def _boxes(findings: dict[str, Any]) -> list[str]:
+    rows = [
+        [
+            name,
+            group,
+            rate(boxes["recall_at_0.3"], boxes["components"]),
+            rate(boxes["precision_at_0.3"], boxes["boxes"]),
+            f"{number(found['map'][group]['mask_iou'])}, n {found['map'][group]['n']}",
+        ]
+        for name, found in findings.items()
+        for group, boxes in found.get("boxes", {}).items()
+    ]
+    head = ["finding", "on", "true boxes met at IoU 0.3", "boxes that meet one", "mask IoU of the map itself"]
+    return ["### Boxes of the survey, in regions that hold the finding", "", *table(head, rows)]
+
+
+def _lungs(lungs: dict[str, Any], evaluated: dict[str, Any]) -> list[str]:
     rows = []
     for source in ("montgomery_lung_512", "v7_covid_lung"):
-        part = lungs[source]
-        rows.append(
-            [source, str(part["lungs"]), number(part["dice"]), number(part["box_iou"]), number(part["box_iou_p10"])]
-        )
+        part, whole = lungs[source], evaluated.get(source)
+        boxes = (part["lungs"], part["box_iou"], None, part["box_iou_p10"])
+        if whole is not None:
+            boxes = (whole["n"], whole["mean"], whole.get("interval"), whole["p10"])
+        n, mean, ends, p10 = boxes
+        rows.append([source, str(part["lungs"]), number(part["dice"]), str(n), number(mean, ends), number(p10)])
     return [
         "### Lungs",
         "",
-        *table(["source", "lungs", "Dice", "box IoU", "its 10th percentile"], rows),
+        *table(["source", "lungs", "Dice of the map", "boxes", "box IoU", "its 10th percentile"], rows),
         "V7 draws the lung behind the heart as well, Montgomery does not; the networks follow Montgomery.",
         f"Plausible pairs by the shape rule on {lungs['nih']['pictures']} NIH radiographs: "
-        f"{lungs['nih']['plausible_pair']:.1%}.",
+        f"{rate(lungs['nih']['plausible_pair'], lungs['nih']['pictures'])}.",
         "",
     ]
 
@@ -195,50 +213,114 @@ def _prompts(prompts: dict[str, Any]) -> list[str]:
         return []
     measures = [f"iou{k}" for k in range(5)]
     rows = [
-        [name, str(part["n"]), *(number(part[m]["mean"], part[m]["interval"]) for m in measures)]
+        [
+            name,
+            f"{part['n']} of {part['patients']} patients",
+            *(number(part[m]["mean"], part[m]["interval"]) for m in measures),
+        ]
         for name, part in prompts.items()
     ]
     whole = prompts["all"]
+
+    def of(name: str) -> str:
+        return number(whole[name]["mean"], whole[name]["interval"])
+
+    def share(name: str) -> str:
+        return percent(whole[name]["mean"], 1)
+
     return [
         "### The segmenter alone: a true box jittered by 10 %, then oracle clicks (mask IoU)",
         "",
-        *table(["finding", "n", "box", "1 click", "2 clicks", "3 clicks", "4 clicks"], rows),
-        f"Own revision on its own masks: mean gain {whole['own_gain']['mean']:+.3f}, "
-        f"{whole['own_improved']['mean']:.0%} improved, {whole['own_worsened']['mean']:.0%} worsened (it hardly ever "
-        f"clicks there); on foreign masks (a threshold in the box, the own mask halved or grown; IoU "
-        f"{whole['foreign_before']['mean']:.3f}) {whole['foreign_gain']['mean']:+.3f}, where a second pass without a "
-        f"click gives {whole['foreign_gain_second_pass']['mean']:+.3f} and as many random clicks "
-        f"{whole['foreign_gain_random']['mean']:+.3f}.",
+        *table(["finding", "boxes", "box", "1 click", "2 clicks", "3 clicks", "4 clicks"], rows),
+        f"Own revision on its own masks: mean gain {of('own_gain')}, {share('own_improved')} improved, "
+        f"{share('own_worsened')} worsened (a second pass without a click {of('own_gain_second_pass')}); from boxes "
+        f"jittered by 30 %, as rough as a model's, {of('rough_gain')}, {share('rough_improved')} and "
+        f"{share('rough_worsened')} (second pass {of('rough_gain_second_pass')}); on foreign masks (a threshold in the "
+        f"box, the own mask halved or grown; IoU {of('foreign_before')}) {of('foreign_gain')}, where a second pass "
+        f"without a click gives {of('foreign_gain_second_pass')} and as many random clicks "
+        f"{of('foreign_gain_random')}.",
         "",
     ]
 
 
 def _whole(whole: dict[str, Any]) -> list[str]:
-    rows = [
-        [
-            name,
-            f"{part['n_positive']} of {part['n_positive'] + part['n_negative']}",
-            number(part["gIoU"], part["intervals"]["gIoU"]),
-            number(part["F1"], part["intervals"]["F1"]),
-            number(part["auc"], part["intervals"]["auc"]),
-            number(part["box_recall_at_0.3"]),
-            number(part["box_precision_at_0.3"]),
-        ]
-        for name, part in whole["by_finding_lung"].items()
+    measures = ("gIoU", "cIoU", "F1", "found", "false_alarms")
+
+    def of(part: dict[str, Any], *names: str) -> list[str]:
+        intervals = part.get("intervals", {})
+        return [number(part.get(name), intervals.get(name)) for name in names]
+
+    groups = {"all, levels with equal weight": whole, **{f"{k} level": v for k, v in whole.get("by_level", {}).items()}}
+    groups |= {f"{name} of the image": part for name, part in whole.get("by_size", {}).items()}
+    for kind, parts in whole.get("subsets", {}).items():
+        groups |= {name if kind == "source" else f"{kind} {name}": part for name, part in parts.items()}
+    rows = [[name, _counts(part), str(part.get("cases", "-")), *of(part, *measures)] for name, part in groups.items()]
+    lines = [
+        f"### The whole workflow on {whole['n']} questions of dev (`python -m training evaluate`)",
+        "",
+        "An absence on a positive row counts as IoU 0. Found is the share of positive rows that were answered with a "
+        "mask, false alarms that of negative rows. Sizes are the truth's share of the image. Intervals are those of "
+        "`training.evaluation.metrics`.",
+        "",
+        *table(["rows", "positive of n", "patients", "gIoU", "cIoU", "F1", "found", "false alarms"], rows),
     ]
+    for title, key in (("all levels", "by_finding"), ("questions about a lung", "by_finding_lung")):
+        if key in whole:
+            rows = [
+                [
+                    name,
+                    _counts(part),
+                    *of(part, *measures, "auc"),
+                    number(part["box_recall_at_0.3"]),
+                    number(part["box_precision_at_0.3"]),
+                ]
+                for name, part in whole[key].items()
+            ]
+            head = [f"finding, {title}", "positive of n", "gIoU", "cIoU", "F1", "found", "false alarms", "AUC"]
+            lines += table([*head, "box recall", "box precision"], rows)
     revision = whole["revision"]
-    return [
-        f"### The whole workflow on {whole['n']} questions (`python -m training evaluate`), here those about a lung",
-        "",
-        "An absence on a positive row counts as IoU 0; boxes count over all rows, false alarms included.",
-        "",
-        *table(["finding", "positive of n", "gIoU", "F1", "AUC", "box recall", "box precision"], rows),
-        f"All levels: gIoU {number(whole['gIoU'])}, cIoU {number(whole['cIoU'])}, F1 {number(whole['F1'])}. "
-        f"Own revision: IoU {number(revision['iou_before'])} before, {number(revision['iou_after'])} after; "
-        f"{revision['improved']:.0%} improved, "
-        f"{revision['worsened']:.0%} worsened.",
+    lines += [
+        "Boxes count at IoU 0.3 over all rows, false alarms included. "
+        f"Own revision on {revision['n']} rows: IoU {number(revision['iou_before'])} before, "
+        f"{number(revision['iou_after'])} after; {percent(revision['improved'] or 0.0)} improved, "
+        f"{percent(revision['worsened'] or 0.0)} worsened.",
         "",
     ]
+    if "noise" in whole:
+        noise = whole["noise"]
+        lines += [
+            f"Mask noise on {noise['n']} returned masks of positive rows: {number(noise['delta_components'])} "
+            f"components more than the truth, {number(noise['specks'])} specks a mask.",
+            "",
+        ]
+    calibration = whole.get("calibration")
+    if calibration is not None:
+        lines += [
+            f"Stated probabilities of {calibration['n']} rows: Brier "
+            f"{number(calibration['brier'], calibration['brier_interval'])}, calibration error "
+            f"{number(calibration['calibration_error'])} (stated {number(calibration['mean_stated'])} on average, "
+            f"observed {Rate(calibration['positive']['count'], calibration['positive']['n'])}).",
+            "",
+            *table(
+                ["stated", "mean", "observed"],
+                (
+                    [
+                        f"{part['from']} to {part['to']}",
+                        number(part["stated"]),
+                        str(Rate(part["observed"]["count"], part["observed"]["n"])),
+                    ]
+                    for part in calibration["reliability"]
+                    if part["n"]
+                ),
+            ),
+        ]
+    return lines
+
+
+def _counts(part: dict[str, Any]) -> str:
+    if "n_positive" not in part:
+        return f"- of {part['n']}"
+    return f"{part['n_positive']} of {part['n_positive'] + part['n_negative']}"
 
 
 def _bench(bench: dict[str, Any]) -> list[str]:
@@ -252,27 +334,42 @@ def _bench(bench: dict[str, Any]) -> list[str]:
         f"### Beside LiteMedSAM, on the same {bench['n']} components and jittered boxes in one run (`make bench`)",
         "",
         *table(["segmenter", "box", "1 click", "2 clicks", "3 clicks", "4 clicks"], rows),
-        f"From image to first mask {own['first_mask_s']:.2f} s, LiteMedSAM takes {first} times as long; for a further "
-        f"prompt {own['further_prompt_s']:.3f} s, and {further} times. How it was prompted: {bench['how']}",
+        f"From image to first mask {cut(own['first_mask_s'])} s, LiteMedSAM takes {cut(first, 1)} times as long; for a "
+        f"further prompt {cut(own['further_prompt_s'])} s, and {cut(further, 1)} times. How it was prompted: "
+        f"{bench['how']}",
         "",
     ]
 
 
+def _runs(training: dict[str, Any]) -> list[dict[str, Any]]:
+    """The settings of each training run; manifests before 0.4.0 hold those of the only one."""
+    runs: list[dict[str, Any]] = training.get("runs", [training])
+    return runs
+
+
 def _commands(training: dict[str, Any]) -> list[str]:
     call = "python -m training compact"
-    surveys = [
-        f"{call} survey --data PACK --work SURVEY/{run['settings']['fold']} --fold {run['settings']['fold']} "
-        f"--steps {run['settings']['steps']} --seed {run['settings']['seed']} --threads 1"
-        for run in training["survey"]["runs"]
-    ]
-    weights = " ".join(f"SURVEY/{run['settings']['fold']}/survey.safetensors" for run in training["survey"]["runs"])
+
+    def course(what: str, work: str, settings: dict[str, Any], more: str = "") -> str:
+        steps = f"--steps {settings['steps']} --seed {settings['seed']} --threads 1"
+        return f"{call} {what} --data PACK --work {work}{more} {steps}"
+
+    surveys = [run["settings"] for run in training["survey"]["runs"]]
+    segmenters = _runs(training["segmenter"])
+
+    def weights(of: str, numbers: list[int]) -> str:
+        return " ".join(f"{of.upper()}/{number}/{of}.safetensors" for number in numbers)
+
+    seeds = [settings["seed"] for settings in segmenters]
+    folders = " ".join(f"SEGMENTER/{seed}" for seed in seeds)
     return [
-        *surveys,
-        f"{call} measure-survey --data PACK --weights {weights} --work SURVEY",
-        training["segmenter"]["command"],
-        training["revision"]["command"],
-        f"{call} calibrate-prompts --data PACK --segmenters FOLDER/segmenter.safetensors --work FOLDER",
-        f"{call} measure-prompts --data PACK --work FOLDER",
+        *(course("survey", f"SURVEY/{run['fold']}", run, f" --fold {run['fold']}") for run in surveys),
+        f"{call} measure-survey --data PACK --weights {weights('survey', [run['fold'] for run in surveys])} "
+        "--work SURVEY",
+        *(course("segmenter", f"SEGMENTER/{run['seed']}", run) for run in segmenters),
+        course("revision", "PROMPTS", training["revision"], f" --segmenters {folders}"),
+        f"{call} calibrate-prompts --data PACK --segmenters {weights('segmenter', seeds)} --work PROMPTS",
+        f"{call} measure-prompts --data PACK --work PROMPTS",
     ]
 
 

@@ -153,7 +153,7 @@ class Table:
         sums, counts = np.array([g[0] for g in groups]), np.array([g[1] for g in groups])
         picked = rng.integers(0, len(groups), (draws, len(groups)))
         means = sums[picked].sum(1) / counts[picked].sum(1)
-        return [round(float(v), 3) for v in np.percentile(means, (2.5, 97.5))]
+        return [float(v) for v in np.percentile(means, (2.5, 97.5))]
 
 
 Revise = Callable[[Target, Box, np.ndarray], tuple[np.ndarray, int]]
@@ -254,16 +254,16 @@ def summary(table: Table, seed: int) -> dict[str, dict[str, object]]:
         for name in table.rows[0]:
             if name in ("finding", "patient"):
                 continue
-            mean = round(float(table.values(name, finding).mean()), 3)
+            mean = float(table.values(name, finding).mean())
             entry[name] = {"mean": mean, "interval": table.interval(name, finding, rng)}
         for name, turns in (("quality_of_boxes", (0,)), ("quality", tuple(range(CLICKS + 1)))):
             predicted = np.concatenate([table.values(f"predicted{turn}", finding) for turn in turns])
             true = np.concatenate([table.values(f"iou{turn}", finding) for turn in turns])
             entry[name] = {
-                "correlation": round(float(np.corrcoef(predicted, true)[0, 1]), 3),
-                "mean_error": round(float((predicted - true).mean()), 3),
-                "spread_of_the_true": round(float(np.abs(true - np.median(true)).mean()), 3),
-                "mean_absolute_error": round(float(np.abs(predicted - true).mean()), 3),
+                "correlation": float(np.corrcoef(predicted, true)[0, 1]),
+                "mean_error": float((predicted - true).mean()),
+                "spread_of_the_true": float(np.abs(true - np.median(true)).mean()),
+                "mean_absolute_error": float(np.abs(predicted - true).mean()),
             }
         figures["all" if finding is None else finding] = entry
     return figures

@@ -23,7 +23,7 @@ import argparse
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -70,6 +70,7 @@ _HIT = 0.3
 _SAID = ("pneumonia", "edema", "atelectasis")  # findings for which a report's word is learned from
 _KEEPS = (0.2, 0.35, 0.5, 0.7)
 _SEVERAL = (3, 4, 5)
+_HEART_LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
 _MANY = ("opacity", "consolidation", "pneumonia")  # findings that may lie in several places of a lung
 
 
@@ -163,7 +164,9 @@ def truth_of(pack: Pack, case: Case, finding: str) -> tuple[np.ndarray, np.ndarr
     return nowhere, dense
 
 
-def ask(pack: Pack, cases: Iterable[Case], finding: str, level: str, share: float) -> list[Asked]:
+def ask(
+    pack: Pack, cases: Iterable[Case], finding: str, level: str, share: float, heart_level: float = 0.5
+) -> list[Asked]:
     """The rows of a finding; of normals too, as absent, when ``cases`` holds some and nothing else."""
     asked: list[Asked] = []
     for case in cases:
@@ -175,7 +178,7 @@ def ask(pack: Pack, cases: Iterable[Case], finding: str, level: str, share: floa
         truth, unknown = told
         if finding == "cardiomegaly":
             stated: bool | None = finding in case.record.findings
-            asked.append(Asked(case, HEART, stated, evidence_in(case.seen, finding, HEART, None, share)))
+            asked.append(Asked(case, HEART, stated, evidence_in(case.seen, finding, HEART, None, share, heart_level)))
             continue
         least = max(_SPECK * truth.size, 0.15 * int(truth.sum()))
         for label in LUNGS:
@@ -203,15 +206,42 @@ def on_side(mask: np.ndarray, middle: int, label: str) -> np.ndarray:
     return half
 
 
-def crossed(asked: Sequence[Asked]) -> list[tuple[Asked, float, bool]]:
-    """The known rows, each with its probability and verdict by a calibration fitted without its fold."""
+Row = tuple[Asked, float, bool]
+"""A known row with its probability and verdict."""
+
+
+def rows_of_fold(asked: Sequence[Asked], fold: int) -> list[Row]:
+    """The known rows of a fold of patients, by a calibration fitted without it."""
+    calibration = fit_calibration([a for a in asked if a.case.fold != fold])
+    rows = []
+    for a in asked:
+        if a.case.fold == fold and a.known:
+            p = calibration.probability(a.evidence)
+            rows.append((a, p, p >= calibration.threshold))
+    return rows
+
+
+def crossed(asked: Sequence[Asked]) -> list[Row]:
+    """The known rows, each by what was fitted without its fold."""
+    return [row for fold in range(_FOLDS) for row in rows_of_fold(asked, fold)]
+
+
+def best_level(hearts: Mapping[float, Sequence[Asked]]) -> float:
+    """Where the heart's map is cut to measure its width: the level with the best F1 across folds."""
+
+    def across(level: float) -> float:
+        rows = crossed(hearts[level])
+        return f1([bool(a.present) for a, _, _ in rows], [verdict for _, _, verdict in rows])
+
+    return max(hearts, key=across)
+
+
+def crossed_hearts(hearts: Mapping[float, Sequence[Asked]]) -> list[Row]:
+    """As :func:`crossed`, the level too being chosen without the fold."""
     rows = []
     for fold in range(_FOLDS):
-        calibration = fit_calibration([a for a in asked if a.case.fold != fold])
-        for a in asked:
-            if a.case.fold == fold and a.known:
-                p = calibration.probability(a.evidence)
-                rows.append((a, p, p >= calibration.threshold))
+        others = {level: [a for a in asked if a.case.fold != fold] for level, asked in hearts.items()}
+        rows += rows_of_fold(hearts[best_level(others)], fold)
     return rows
 
 
@@ -220,12 +250,10 @@ def f1(truth: Sequence[bool], stated: Sequence[bool]) -> float:
     return 2 * both / max(1, sum(truth) + sum(stated))
 
 
-def interval(
-    rows: Sequence[tuple[Asked, float, bool]], measure: Callable[[list[tuple[Asked, float, bool]]], float | None]
-) -> list[float] | None:
+def interval(rows: Sequence[Row], measure: Callable[[list[Row]], float | None]) -> list[float] | None:
     """95 % bootstrap interval over patients."""
     rng = np.random.default_rng(0)
-    by_patient: dict[str, list[tuple[Asked, float, bool]]] = {}
+    by_patient: dict[str, list[Row]] = {}
     for row in rows:
         by_patient.setdefault(row[0].case.record.patient, []).append(row)
     patients = list(by_patient)
@@ -235,10 +263,14 @@ def interval(
         value = measure(drawn)
         if value is not None:
             values.append(value)
-    return [round(float(v), 3) for v in np.percentile(values, (2.5, 97.5))] if values else None
+    return [float(v) for v in np.percentile(values, (2.5, 97.5))] if values else None
 
 
-def verdict_figures(rows: Sequence[tuple[Asked, float, bool]]) -> dict[str, Any]:
+def brier(rows: Sequence[Row]) -> float:
+    return float(np.mean([(p - float(bool(a.present))) ** 2 for a, p, _ in rows]))
+
+
+def verdict_figures(rows: Sequence[Row]) -> dict[str, Any]:
     truth = [bool(a.present) for a, _, _ in rows]
     stated = [verdict for _, _, verdict in rows]
     hits = sum(t and s for t, s in zip(truth, stated, strict=True))
@@ -253,12 +285,12 @@ def verdict_figures(rows: Sequence[tuple[Asked, float, bool]]) -> dict[str, Any]
         "f1_95": interval(rows, lambda d: f1([bool(a.present) for a, _, _ in d], [s for _, _, s in d])),
         "precision": hits / max(1, sum(stated)),
         "recall": hits / max(1, sum(truth)),
-        "brier": _mean([(p - float(t)) ** 2 for t, (_, p, _) in zip(truth, rows, strict=True)]),
+        "brier": brier(rows),
     }
 
 
-def presence_figures(asked: Sequence[Asked], normals: Sequence[Asked]) -> dict[str, Any]:
-    rows = crossed(asked)
+def presence_figures(asked: Sequence[Asked], normals: Sequence[Asked], rows: Sequence[Row]) -> dict[str, Any]:
+    """rows: the known of ``asked``, each by what was fitted without it; ``normals`` by what is fitted on all."""
     calibration = fit_calibration(asked)
     return {
         "dev": verdict_figures([row for row in rows if row[0].case.record.split == "dev"]),
@@ -483,7 +515,7 @@ def choose_share(pack: Pack, drawn: Sequence[Case]) -> float:
 
     def mean_brier(share: float) -> float:
         asked = (ask(pack, drawn, finding, "lung", share) for finding in ("consolidation", "effusion", "opacity"))
-        return float(np.mean([verdict_figures(crossed(a))["brier"] for a in asked]))
+        return float(np.mean([brier(crossed(a)) for a in asked]))
 
     return min((0.0, 0.25, 0.5), key=mean_brier)
 
@@ -509,13 +541,17 @@ def measure(data: Path, weights: Sequence[Path], work: Path) -> None:
     log.info("lungs: %s", json.dumps(quality["lungs"]))
     settings: dict[str, FindingSettings] = {}
     share = choose_share(pack, drawn)
+    hearts = {level: ask(pack, drawn, "cardiomegaly", "lung", share, level) for level in _HEART_LEVELS}
+    heart = best_level(hearts)
     for finding in FINDINGS:
-        lung = ask(pack, told, finding, "lung", share)
+        lung = ask(pack, told, finding, "lung", share, heart)
         zoned = finding not in ("cardiomegaly", "edema")  # nothing tells in which zone an edema lies
         zone = ask(pack, told, finding, "zone", share) if zoned else lung
-        entry: dict[str, Any] = {"lung": presence_figures(lung, ask(pack, normal, finding, "lung", share))}
+        rows = crossed_hearts(hearts) if finding == "cardiomegaly" else crossed(lung)
+        normals = ask(pack, normal, finding, "lung", share, heart)
+        entry: dict[str, Any] = {"lung": presence_figures(lung, normals, rows)}
         if zoned:
-            entry["zone"] = presence_figures(zone, ask(pack, normal, finding, "zone", share))
+            entry["zone"] = presence_figures(zone, ask(pack, normal, finding, "zone", share), crossed(zone))
         if finding == "edema":
             rule = replace(settings["opacity"].boxes, most=1, keep=0.0, split=0.0, several=1)  # it is everywhere
         else:
@@ -537,7 +573,9 @@ def measure(data: Path, weights: Sequence[Path], work: Path) -> None:
     quality["weights_sha256"] = hashlib.sha256(joined.read_bytes()).hexdigest()
     runs = [json.loads(path.with_name("survey-training.json").read_text()) for path in weights]
     (work / "survey-training.json").write_text(json.dumps({"runs": runs}, indent=2))
-    (work / "survey-settings.json").write_text(json.dumps(CompactSettings(settings, guard, share).to_json(), indent=2))
+    (work / "survey-settings.json").write_text(
+        json.dumps(CompactSettings(settings, guard, share, heart).to_json(), indent=2)
+    )
     (work / "survey-quality.json").write_text(json.dumps(quality, indent=2))
 
 

@@ -1,14 +1,17 @@
 """The compact revision policy's training: a belief of where the lesion is, beside a mask that may be wrong.
 
-The network learns the truth of a region from the image, the finding, the box, the clicks and a mask. A belief that has
-only seen the trained segmenter's masks of its own training images learns to trust them, and then never finds anything
-to correct. So the masks come from the segmenter's early snapshots as well, a part are damaged truths, and two in five
-are not shown at all. It starts from the segmenter's half-trained weights and is then told the finding, which the
-segmenter is not.
+The network learns the truth of a region from the image, the finding, the box, the clicks and a mask. It is worth asking
+only where it knows something that the segmenter does not. So it starts from ImageNet as the segmenters do, not from
+one of them (a network that went on from a segmenter's weights agreed with it, and was the worse judge of new patients);
+it is told the finding, which they are not; and half of its boxes are as rough as those that a model finds.
 
-    python -m training compact revision --data PACK --work FOLDER --steps 1500
+A belief that has only seen the trained segmenter's masks of its own training images learns to trust them, and then
+never finds anything to correct. So the masks are those of several segmenters' early snapshots, which err on the
+training images too, a part are damaged truths, and two in five are not shown at all.
 
-``work`` is the folder of the segmenter's training, which has to be finished.
+    python -m training compact revision --data PACK --segmenters SEGMENTER/0 SEGMENTER/1 --work FOLDER --steps 1500
+
+``--segmenters`` are the folders of the segmenters' trainings, which have to be half-way at least.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from torch.nn import functional as F
 
 from training.compact.course import Course
 from training.compact.pack import load_pack
+from training.compact.pretrained import load_imagenet
 from training.compact.prompts import (
     Case,
     Component,
@@ -40,7 +44,7 @@ from training.compact.segmenter import pictures, probabilities
 from xflow_core.policies.compact_revision_network import RevisionNet, class_of
 from xflow_core.segmenters.compact_network import SegmenterNet
 from xflow_core.segmenters.compact_region import MASK_SIDE
-from xflow_core.segmenters.weights import load_weights, read_weights
+from xflow_core.segmenters.weights import load_weights
 
 LOG = logging.getLogger(__name__)
 
@@ -56,29 +60,23 @@ SHARES = {
     "pleural_thickening": 0.05,
     "nodule_mass": 0.04,
 }
-START = "segmenter-50.safetensors"
-# Segmenters that give the masks, and how often each: the early ones err on the training images too.
-SOURCES = {"segmenter-25.safetensors": 0.45, "segmenter-50.safetensors": 0.3, "segmenter-100.safetensors": 0.25}
+# Snapshots that give the masks, and how often each.
+SOURCES = {"segmenter-25.safetensors": 0.5, "segmenter-50.safetensors": 0.5}
 ANSWERS = (0.5, 0.2, 0.2, 0.1)  # Clicks before the mask that is judged.
 STRAY = 0.4  # Clicks that fall anywhere in the box instead of on an error.
 DAMAGED = 0.25
 HIDDEN = 0.4
+# Jitter of the boxes, and how often: a reader's, and a model's.
+JITTERS = {0.12: 0.5, 0.3: 0.5}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="the open pack's folder")
-    parser.add_argument("--work", type=Path, required=True, help="the segmenter's training folder")
+    parser.add_argument("--segmenters", type=Path, nargs="+", required=True, help="the segmenters' training folders")
+    parser.add_argument("--work", type=Path, required=True, help="folder for caches, checkpoints, logs and results")
     parser.add_argument("--steps", type=int, default=1500, help=f"optimiser steps of {BATCH} components")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-
-
-def start_from(net: RevisionNet, path: Path) -> None:
-    """The segmenter's trunk; the new parts stay as they are."""
-    held = {name: value for name, value in read_weights(path).items() if name.startswith("trunk.")}
-    unknown = net.load_state_dict(held, strict=False).unexpected_keys
-    if unknown:
-        raise ValueError(f"{path} has arrays that the revision network lacks, first {unknown[0]}.")
 
 
 def stray_click(case: Case, rng: np.random.Generator) -> Case:
@@ -102,7 +100,7 @@ def judged(net: SegmenterNet, cases: list[Case], rng: np.random.Generator) -> li
 
 
 def draw(images: dict[int, Tensor], component: Component, rng: np.random.Generator) -> Case:
-    box = jittered(component.box, 0.12 if rng.random() < 0.8 else 0.2, rng)
+    box = jittered(component.box, float(rng.choice(list(JITTERS), p=list(JITTERS.values()))), rng)
     return case_of(images[component.image], component, box, rng)
 
 
@@ -126,13 +124,15 @@ def run(arguments: argparse.Namespace) -> None:
     chances /= chances.sum()
     LOG.info("%d components of %d images: %s", len(parts), len(images), per_class)
 
-    sources = []
+    sources: list[list[SegmenterNet]] = []
     for name in SOURCES:
-        source = SegmenterNet()
-        load_weights(source, work / name)
-        sources.append(source.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+        sources.append([])
+        for folder in arguments.segmenters:
+            source = SegmenterNet()
+            load_weights(source, folder / name)
+            sources[-1].append(source.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     net = RevisionNet()
-    start_from(net, work / START)
+    load_imagenet(net.trunk)
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     course = Course(
         net,
@@ -145,7 +145,8 @@ def run(arguments: argparse.Namespace) -> None:
     while course.done < arguments.steps:
         rng = np.random.default_rng((arguments.seed, 1, course.done))
         chosen = [parts[i] for i in rng.choice(len(parts), BATCH, p=chances)]
-        source = sources[int(rng.choice(len(sources), p=list(SOURCES.values())))]
+        alike = sources[int(rng.choice(len(sources), p=list(SOURCES.values())))]
+        source = alike[int(rng.integers(len(alike)))]
         cases = judged(source, [draw(images, part, rng) for part in chosen], rng)
         cases = [replace(c, previous=damaged(c.truth, rng)) if rng.random() < DAMAGED else c for c in cases]
         cases = [replace(c, previous=None) if rng.random() < HIDDEN else c for c in cases]
@@ -164,10 +165,10 @@ def run(arguments: argparse.Namespace) -> None:
         "rates": [ENCODER_RATE, DECODER_RATE],
         "shares": SHARES,
         "components": per_class,
+        "jitters": JITTERS,
         "sources": SOURCES,
+        "segmenters": len(arguments.segmenters),
         "data_sha256": pack.sha256,
-        "command": f"python -m training compact revision --data PACK --work FOLDER --steps {arguments.steps} "
-        f"--threads {arguments.threads} --seed {arguments.seed}",
     }
     (work / "revision.json").write_text(json.dumps(settings, indent=2) + "\n")
     LOG.info("done: %s", work / "revision.safetensors")

@@ -58,11 +58,13 @@ def write_evaluation_set(
     """Write the set; counts positive and negative rows, and those left out by reason."""
     try:
         questions = [row for row in pq.read_table(splits / "questions.parquet").to_pylist() if row["split"] == EVAL]
+        listed = pq.read_table(splits / "radiographs.parquet", columns=["dicom_id", "subject"]).to_pylist()
     except (OSError, pa.ArrowInvalid) as problem:
         raise CallError(
             f"{splits} holds no finished splits ({problem}); `python -m training splits` makes them."
         ) from None
     wanted = {row["dicom_id"] for row in questions}
+    patients = {row["dicom_id"]: row["subject"] for row in listed if row["dicom_id"] in wanted}
     sizes = read_sizes(sources.metadata, problems, wanted)
     lungs = lungs_from(settings.lungs, sources, wanted, problems)
     counts: Counter[str] = Counter(positive=0, negative=0)
@@ -98,6 +100,7 @@ def write_evaluation_set(
             "mask": name,
             "lungs": None if boxes is None else {label: box.to_json() for label, box in boxes.items()},
             "source": "chexpercept",
+            "patient": patients[dicom_id],
         })  # fmt: skip
     write_rows(out / "set.jsonl", rows)
     return counts

@@ -80,6 +80,7 @@ class Progress:
     """Says now and then how far a run is, and about how long it still takes."""
 
     total: int
+    what: str = "rows"
     done: int = 0
     taken: int = 0
     start: float = field(default_factory=time.monotonic)
@@ -95,7 +96,7 @@ class Progress:
         made = self.done - self.taken
         left = (now - self.start) / made * (self.total - self.done) if made else 0.0
         resumed = f", {self.taken} of them from before" if self.taken else ""
-        LOG.info("%d of %d rows%s; about %d s left", self.done, self.total, resumed, round(left))
+        LOG.info("%d of %d %s%s; about %d s left", self.done, self.total, self.what, resumed, round(left))
 
 
 def answers(

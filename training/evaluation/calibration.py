@@ -28,7 +28,7 @@ def reliability(rows: Sequence[Answered], bins: int = BINS) -> list[dict[str, An
             "from": k / bins,
             "to": (k + 1) / bins,
             "n": int((place == k).sum()),
-            "stated": round(float(probability[place == k].mean()), 4) if (place == k).any() else None,
+            "stated": float(probability[place == k].mean()) if (place == k).any() else None,
             "observed": Rate.of(truth[place == k]).to_json(),
         }
         for k in range(bins)
@@ -62,23 +62,19 @@ def calibration(rows: Sequence[Answered]) -> dict[str, Any] | None:
         return None
     return {
         "n": int(probability.size),
-        "mean_stated": round(float(probability.mean()), 4),
+        "mean_stated": float(probability.mean()),
         "positive": Rate.of(truth).to_json(),
-        "brier": _rounded(brier(rows)),
+        "brier": brier(rows),
         "brier_interval": interval(rows, brier),
-        "calibration_error": _rounded(calibration_error(rows)),
+        "calibration_error": calibration_error(rows),
         "reliability": reliability(rows),
         "by_finding": {
             name: {
                 "n": int(known_of(lot)[0].size),
-                "brier": _rounded(brier(lot)),
-                "calibration_error": _rounded(calibration_error(lot)),
+                "brier": brier(lot),
+                "calibration_error": calibration_error(lot),
             }
             for name in dict.fromkeys(row.finding for row in rows)
             if (lot := [row for row in rows if row.finding == name])
         },
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

@@ -104,6 +104,7 @@ def _rows(entry: Localized, image: Path, out: Path, counts: Counter[str]) -> lis
             "mask": name,
             "lungs": None,
             "source": "chexlocalize",
+            "patient": entry.name.split("_")[0],
         })  # fmt: skip
     return rows
 

@@ -1,9 +1,9 @@
 """Two systems on the same rows: the difference, its bootstrap interval and a paired test.
 
-Cases are images, since one radiograph is asked several questions and their answers hang together. The interval draws
-images with replacement, the same ones for both systems. The test swaps the two systems' answers image by image at
-random (Noreen 1989, approximate randomisation): under "no difference" the swapped set is as likely as the real one. It
-needs no assumption about how IoU is distributed, and is the same for gIoU, cIoU and F1.
+Cases are patients where the set names them, else images, since the answers about one radiograph hang together. The
+interval draws cases with replacement, the same ones for both systems. The test swaps the two systems' answers case by
+case at random (Noreen 1989, approximate randomisation): under "no difference" the swapped set is as likely as the real
+one. It needs no assumption about how IoU is distributed, and is the same for gIoU, cIoU and F1.
 """
 
 from __future__ import annotations
@@ -24,20 +24,17 @@ SWAPS = 10_000
 @dataclass(frozen=True)
 class Comparison:
     """One measure of two systems. difference: first minus second; interval: its 95 % bootstrap interval; p: two-sided;
-    images: cases."""
+    cases: how many are drawn from."""
 
     first: float
     second: float
     difference: float
     interval: tuple[float, float]
     p: float
-    images: int
+    cases: int
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            key: [round(v, 4) for v in value] if isinstance(value, tuple) else round(value, 4)
-            for key, value in asdict(self).items()
-        }
+        return {**asdict(self), "interval": list(self.interval)}
 
 
 def compare(
@@ -55,16 +52,16 @@ def compare(
     order = {row.id: k for k, row in enumerate(first)}
     a = Sums.of(first, measure, averaged)
     b = Sums.of(sorted(second, key=lambda row: order[row.id]), measure, averaged)
-    whole = np.ones((1, len(a.images)))
+    whole = np.ones((1, len(a.cases)))
     real = float((a.at(whole) - b.at(whole))[0])
     if np.isnan(real):
         return None
 
-    weights = resamples(len(a.images), DRAWS, seed)
+    weights = resamples(len(a.cases), DRAWS, seed)
     drawn = a.at(weights) - b.at(weights)
     low, high = np.percentile(drawn[~np.isnan(drawn)], (2.5, 97.5))
 
-    swapped = np.random.default_rng(seed).integers(0, 2, (SWAPS, len(a.images))).astype(float)
+    swapped = np.random.default_rng(seed).integers(0, 2, (SWAPS, len(a.cases))).astype(float)
     numerators, denominators = (
         (one.sum(0) + swapped @ (other - one), other.sum(0) + swapped @ (one - other))
         for one, other in ((a.numerators, b.numerators), (a.denominators, b.denominators))
@@ -77,7 +74,7 @@ def compare(
         real,
         (float(low), float(high)),
         (1 + as_far) / (1 + SWAPS),
-        len(a.images),
+        len(a.cases),
     )
 
 

@@ -206,10 +206,10 @@ def figures(found: Sequence[Prompted]) -> dict[str, Any]:
     return {
         "n": len(found),
         "images": len({row.image for row in found}),
-        "iou": _rounded(np.mean([row.iou for row in found], axis=0)),
+        "iou": np.mean([row.iou for row in found], axis=0).tolist(),
         "intervals": intervals([row.image for row in found], np.array([row.iou for row in found])),
-        "box_iou": round(float(np.mean([row.box_iou for row in found])), 4),
-        "improved_by_clicks": round(float(np.mean([row.iou[-1] > row.iou[0] for row in found])), 4),
+        "box_iou": float(np.mean([row.box_iou for row in found])),
+        "improved_by_clicks": float(np.mean([row.iou[-1] > row.iou[0] for row in found])),
     }
 
 
@@ -225,11 +225,8 @@ def intervals(groups: Sequence[str], values: np.ndarray, draws: int = 1000) -> l
     counts = np.bincount(which)
     drawn = np.random.default_rng(0).integers(0, len(names), (draws, len(names)))
     means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)[:, None]
-    return [_rounded(pair) for pair in np.percentile(means, (2.5, 97.5), axis=0).T]
-
-
-def _rounded(values: np.ndarray) -> list[float]:
-    return [round(float(value), 4) for value in values]
+    found: list[list[float]] = np.percentile(means, (2.5, 97.5), axis=0).T.tolist()
+    return found
 
 
 def by_finding(found: Sequence[Prompted]) -> dict[str, dict[str, Any]]:

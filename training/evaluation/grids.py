@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import random
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def draw_grids(rows: Sequence[Row], systems: Mapping[str, Path], titles: Mapping
 
 
 def draw_grid(path: Path, cases: Sequence[Row], systems: Mapping[str, Path], titles: Mapping[str, str]) -> None:
-    """One figure. The truth is green in its own column and dashed in the systems', whose masks are blue."""
+    """One figure. The truth is green in its own column and dotted in the systems', whose masks are blue."""
     from matplotlib.figure import Figure
 
     columns = ["Radiograph", "Ground truth", *(titles[name] for name in systems)]
@@ -69,7 +70,7 @@ def draw_grid(path: Path, cases: Sequence[Row], systems: Mapping[str, Path], tit
         for axes in line:
             axes.imshow(picture[::step, ::step], cmap="gray", extent=(0, size[1], size[0], 0))
             axes.set_axis_off()
-        line[0].set_title(_words(row), fontsize=7, loc="left", wrap=True)
+        line[0].set_title(textwrap.fill(row.instruction.text, 34), fontsize=7, loc="left")
         _contour(line[1], truth, _TRUTH)
         for axes, folder in zip(line[2:], systems.values(), strict=True):
             file = mask_file(folder, row.id)
@@ -77,12 +78,16 @@ def draw_grid(path: Path, cases: Sequence[Row], systems: Mapping[str, Path], tit
             _contour(axes, truth, _TRUTH, dashed=True)
             if answer is None or not answer.any():
                 words = "no prediction" if answer is None else "absent"
-                axes.text(0.5, 0.06, words, color="white", ha="center", fontsize=8, transform=axes.transAxes)
+                ground = {"facecolor": "black", "edgecolor": "none", "pad": 2.5}
+                axes.text(
+                    0.5, 0.06, words, color="white", ha="center", fontsize=8, transform=axes.transAxes, bbox=ground
+                )
             else:
                 _contour(axes, answer, _ANSWER)
     for axes, title in zip(grid[0][1:], columns[1:], strict=True):
         axes.set_title(title, fontsize=8)
-    figure.supxlabel("Drawn at random among positive rows. Not for clinical use.", fontsize=7)
+    told = "Green: the truth (dotted beside an answer). Blue: the answer. Drawn at random among positive rows."
+    figure.supxlabel(f"{told} Not for clinical use.", fontsize=7)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     write_whole(path, buffer.getvalue())
@@ -91,7 +96,3 @@ def draw_grid(path: Path, cases: Sequence[Row], systems: Mapping[str, Path], tit
 def _contour(axes: object, mask: np.ndarray, colour: str, dashed: bool = False) -> None:
     for line in outlines(mask):
         axes.plot(line[:, 0], line[:, 1], color=colour, linewidth=0.8, linestyle=":" if dashed else "-")  # type: ignore[attr-defined]
-
-
-def _words(row: Row) -> str:
-    return row.instruction.text

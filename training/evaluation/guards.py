@@ -28,6 +28,7 @@ import numpy as np
 
 from training.compact.guard_pictures import frontal_projections, lateral_projections, other_pictures
 from training.evaluation.cases import Case, as_dicom, as_png, read_cases
+from training.evaluation.printed import percent
 from training.evaluation.rates import Rate
 from xflow_core.bundles.loading import load_engine
 from xflow_core.domain.errors import CallError, RadiographError, RadiographRefused
@@ -334,7 +335,7 @@ def kept_lungs(data: Path) -> dict[str, dict[str, float]]:
         for name, (_, parts) in CROPS.items()
     }
     return {
-        name: {"n": len(values), "mean": round(float(np.mean(values)), 3), "least": round(min(values), 3)}
+        name: {"n": len(values), "mean": float(np.mean(values)), "least": min(values)}
         for name, values in shares.items()
     }
 
@@ -373,16 +374,9 @@ def table(entries: Iterable[dict[str, Any]]) -> list[str]:
     for entry in entries:
         refused, warned = (Rate(entry[key]["count"], entry["n"]) for key in ("refused", "warned"))
         by = [str(entry["by"][kind] or "") for kind in EVIDENCE]
-        cells = [entry["name"], str(entry["n"]), words[entry["expected"]], _short(refused), _short(warned), *by]
+        cells = [entry["name"], str(entry["n"]), words[entry["expected"]], refused.short, warned.short, *by]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
-
-
-def _short(rate: Rate) -> str:
-    if rate.share is None or rate.interval is None:
-        return "-"
-    low, high = rate.interval
-    return f"{rate.share * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}]"
 
 
 GROUPS = {
@@ -408,7 +402,8 @@ def tables(figures: dict[str, Any], deeper: str = "##") -> list[str]:
         lines += [f"{deeper} {title}", "", *table(entries)]
         if group == "cropped":
             kept = ", ".join(
-                f"{name} {part['mean']:.0%} (least {part['least']:.0%})" for name, part in figures["kept_lungs"].items()
+                f"{name} {percent(part['mean'])} (least {percent(part['least'])})"
+                for name, part in figures["kept_lungs"].items()
             )
             lines += [f"Share of the drawn lungs that a crop keeps, on the dev pictures with drawn lungs: {kept}.", ""]
     lines += [f"{deeper} The pack's own DICOM files", "", "| file | what it is | | by |", "|---|---|---|---|"]

@@ -27,6 +27,7 @@ import numpy as np
 from training.evaluation.cases import Case, as_dicom, as_png, read_cases
 from training.evaluation.metrics import pieces_of
 from training.evaluation.pack_set import sides_of
+from training.evaluation.printed import cut
 from training.evaluation.rates import Rate
 from xflow_core.bundles.loading import load_engine
 from xflow_core.domain.errors import CallError, EngineError
@@ -234,7 +235,7 @@ def pair_figures(found: Sequence[Pair]) -> dict[str, Any]:
         figures[" and ".join(names)] = {
             "n": len(lot),
             "mean_iou": _mean(ious),
-            "greatest_iou": round(max(ious), 4),
+            "greatest_iou": max(ious),
             "same_mask": Rate.of(iou > SAME_MASK for iou in ious).to_json(),
             "mean_share_of_first_in_second": _mean([p.inside for p in lot]),
             "by_definition": set(names) == _NESTED,
@@ -255,7 +256,7 @@ def stability_figures(found: Sequence[Compared]) -> dict[str, Any]:
             "gained": sum(c.after and not c.before for c in lot),
             "masks": len(ious),
             "mean_iou": _mean(ious),
-            "least_iou": round(min(ious), 4) if ious else None,
+            "least_iou": min(ious) if ious else None,
             "stable": Rate.of(iou > STABLE for iou in ious).to_json(),
         }
 
@@ -284,7 +285,7 @@ def has_speck(mask: np.ndarray) -> bool:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return round(float(np.mean(values)), 4) if values else None
+    return float(np.mean(values)) if values else None
 
 
 def measure(engine: Engine, cases: Iterable[Case]) -> dict[str, Any]:
@@ -371,8 +372,9 @@ def sections(figures: dict[str, Any], deeper: str = "##") -> list[str]:
     for key, title in titles.items():
         for names, part in figures["distinct"][key].items():
             note = " (contains it by definition)" if part["by_definition"] else ""
-            cells = [title, str(part["n"]), str(part["mean_iou"]), str(part["greatest_iou"]), rate(part["same_mask"])]
-            lines.append(f"| {names}{note} | {' | '.join(cells)} | {part['mean_share_of_first_in_second']:.2f} |")
+            overlap = [cut(part["mean_iou"]), cut(part["greatest_iou"])]
+            cells = [title, str(part["n"]), *overlap, rate(part["same_mask"])]
+            lines.append(f"| {names}{note} | {' | '.join(cells)} | {cut(part['mean_share_of_first_in_second'], 2)} |")
     lines += ["", f'{deeper} Called present on radiographs whose report says "No Finding"', ""]
     lines += ["| finding | |", "|---|---|"]
     lines += [f"| {name} | {rate(part)} |" for name, part in figures["normals_called_present"].items()]
@@ -382,7 +384,7 @@ def sections(figures: dict[str, Any], deeper: str = "##") -> list[str]:
     for variant, part in figures["stability"].items():
         for name, one in {"all": part["all"], **part["by_finding"]}.items():
             cells = [rate(one["same_verdict"]), f"{one['lost']}, {one['gained']}", str(one["masks"])]
-            mean = "-" if one["mean_iou"] is None else f"{one['mean_iou']:.3f}"
+            mean = "-" if one["mean_iou"] is None else cut(one["mean_iou"])
             lines.append(f"| {variant} | {name} | {' | '.join(cells)} | {mean} | {rate(one['stable'])} |")
     return [*lines, "", f"Masks with a speck: {rate(figures['masks_with_specks'])}.", ""]
 

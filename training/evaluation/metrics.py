@@ -19,11 +19,14 @@ from xflow_core.domain.geometry import Box
 LEVELS = ("chest", "lung", "zone")
 # By the truth's share of the image. On a frontal chest radiograph 1 % is a coin, 5 % about a third of one lung.
 SIZES = {"small, under 1 %": (0.0, 0.01), "medium, 1 to 5 %": (0.01, 0.05), "large, 5 % and more": (0.05, 1.1)}
+AGES = {"under 40": (0, 40), "40 to 59": (40, 60), "60 and more": (60, 200)}
 
 
 @dataclass(frozen=True)
 class Answered:
     """One row with what was answered.
+
+    source, patient, view, age, sex: of the radiograph, where the set says so.
 
     intersection, union, area: pixels; pixels: of the image. probability: that the finding is present. pieces: the
     8-connected ones of the answer and of the truth; specks, specks_outside, speck_area: of the answer; true_specks,
@@ -56,6 +59,16 @@ class Answered:
     box_right: int = 0
     lung_box_iou: float | None = None
     seconds: float | None = None
+    source: str = ""
+    patient: str | None = None
+    view: str | None = None
+    age: float | None = None
+    sex: str | None = None
+
+    @property
+    def case(self) -> str:
+        """What a bootstrap draws: the patient where it is known, else the image."""
+        return self.patient or self.image
 
     @property
     def iou(self) -> float:
@@ -82,6 +95,10 @@ ciou = Ratio(lambda row: row.intersection * row.positive, lambda row: row.union 
 # 2 TP / (2 TP + FP + FN).
 f1 = Ratio(lambda row: 2 * (row.positive and row.returned), lambda row: row.positive + row.returned)
 MEASURES = {"gIoU": giou, "cIoU": ciou, "F1": f1}
+# Of the positive and of the negative rows, those that were answered with a mask: for subsets of one kind of row, where
+# F1 says little.
+found_share = Ratio(lambda row: row.positive and row.returned, lambda row: row.positive)
+false_alarms = Ratio(lambda row: row.returned and not row.positive, lambda row: not row.positive)
 
 # Table 3, over positive rows; the share is of all predicted pixels. A positive row without a mask counts as one of no
 # pieces.
@@ -131,39 +148,52 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def metrics(rows: Sequence[Answered]) -> dict[str, Any]:
-    """``metrics.json`` of DESIGN.md, with 95 % bootstrap intervals over images under ``intervals``."""
+    """``metrics.json`` of DESIGN.md, with 95 % bootstrap intervals over cases under ``intervals``, and ``subsets``.
+
+    Numbers stand in full; who prints them says how.
+    """
     findings = list(dict.fromkeys(row.finding for row in rows))
     lungs = [row for row in rows if row.level == "lung"]
     revised = [row for row in rows if row.positive and row.first_iou is not None]
     returned = [row for row in rows if row.positive and row.returned]
     gains = np.array([row.iou - (row.first_iou or 0.0) for row in revised])
-    return _rounded(
-        {
-            "n": len(rows),
-            **{name: over_levels(rows, measure) for name, measure in MEASURES.items()},
-            "intervals": {name: interval(rows, measure, averaged=True) for name, measure in MEASURES.items()},
-            "lung_box_iou": mean([row.lung_box_iou for row in rows if row.lung_box_iou is not None]),
-            "by_level": {
-                level: {"n": len(at), **_measured(at)}
-                for level in LEVELS
-                if (at := [row for row in rows if row.level == level])
-            },
-            "by_finding": {name: _finding([row for row in rows if row.finding == name]) for name in findings},
-            "by_finding_lung": {
-                name: _finding(at) for name in findings if (at := [row for row in lungs if row.finding == name])
-            },
-            "by_size": {name: {"n": len(at), **_measured(at)} for name, at in by_size(rows).items() if at},
-            "noise": {"n": len(returned), **{name: measure(returned) for name, measure in NOISE.items()}},
-            "revision": {
-                "n": len(revised),
-                "iou_before": mean([row.first_iou or 0.0 for row in revised]),
-                "iou_after": mean([row.iou for row in revised]),
-                "improved": share(int((gains > 0.005).sum()), len(gains)),
-                "worsened": share(int((gains < -0.005).sum()), len(gains)),
-            },
-            "seconds_per_row": mean([row.seconds for row in rows if row.seconds is not None]),
-        }
-    )
+    return {
+        **_measured(rows, averaged=True),
+        "lung_box_iou": mean([row.lung_box_iou for row in rows if row.lung_box_iou is not None]),
+        "by_level": {level: _measured(at) for level in LEVELS if (at := [row for row in rows if row.level == level])},
+        "by_finding": {name: _finding([row for row in rows if row.finding == name]) for name in findings},
+        "by_finding_lung": {
+            name: _finding(at) for name in findings if (at := [row for row in lungs if row.finding == name])
+        },
+        "by_size": {name: _of_positives(at) for name, at in by_size(rows).items() if at},
+        "subsets": {
+            kind: {name: _measured(at, averaged=True) for name, at in parts.items()}
+            for kind, parts in subsets(rows).items()
+        },
+        "noise": {"n": len(returned), **{name: measure(returned) for name, measure in NOISE.items()}},
+        "revision": {
+            "n": len(revised),
+            "iou_before": mean([row.first_iou or 0.0 for row in revised]),
+            "iou_after": mean([row.iou for row in revised]),
+            "improved": share(int((gains > 0.005).sum()), len(gains)),
+            "worsened": share(int((gains < -0.005).sum()), len(gains)),
+        },
+        "seconds_per_row": mean([row.seconds for row in rows if row.seconds is not None]),
+    }
+
+
+def subsets(rows: Sequence[Answered]) -> dict[str, dict[str, list[Answered]]]:
+    """The rows by source, view, age and sex, as far as the set says so and there is more than one kind."""
+    parts: dict[str, dict[str, list[Answered]]] = {"source": {}, "view": {}, "age": {}, "sex": {}}
+    for row in rows:
+        age = row.age
+        years = None if age is None else next(name for name, (low, high) in AGES.items() if low <= age < high)
+        for kind, value in (("source", row.source), ("view", row.view), ("age", years), ("sex", row.sex)):
+            if value:
+                parts[kind].setdefault(value, []).append(row)
+    order = list(AGES)
+    parts["age"] = dict(sorted(parts["age"].items(), key=lambda part: order.index(part[0])))
+    return {kind: found for kind, found in parts.items() if len(found) > 1}
 
 
 def by_size(rows: Sequence[Answered]) -> dict[str, list[Answered]]:
@@ -174,47 +204,59 @@ def by_size(rows: Sequence[Answered]) -> dict[str, list[Answered]]:
     }
 
 
-def _measured(rows: Sequence[Answered]) -> dict[str, Any]:
-    found: dict[str, Any] = {name: measure(rows) for name, measure in MEASURES.items()}
-    return {**found, "intervals": {name: interval(rows, measure) for name, measure in MEASURES.items()}}
+def _measured(rows: Sequence[Answered], averaged: bool = False) -> dict[str, Any]:
+    """The counts, the measures and their intervals; averaged: over the levels with equal weight."""
+    measures = {**MEASURES, "found": found_share, "false_alarms": false_alarms}
+    return {
+        "n": len(rows),
+        "n_positive": sum(row.positive for row in rows),
+        "n_negative": sum(not row.positive for row in rows),
+        "cases": len({row.case for row in rows}),
+        **{name: over_levels(rows, m) if averaged else m(rows) for name, m in measures.items()},
+        "intervals": {name: interval(rows, m, averaged=averaged) for name, m in measures.items()},
+    }
+
+
+def _of_positives(rows: Sequence[Answered]) -> dict[str, Any]:
+    """Of rows that are all positive, where F1 says nothing."""
+    found = _measured(rows)
+    return {**found, "F1": None, "intervals": {**found["intervals"], "F1": None}}
 
 
 def _finding(rows: Sequence[Answered]) -> dict[str, Any]:
+    found = _measured(rows)
     return {
-        "n_positive": sum(row.positive for row in rows),
-        "n_negative": sum(not row.positive for row in rows),
-        "gIoU": giou(rows),
-        "F1": f1(rows),
+        **found,
         "auc": auc(rows),
         "box_recall_at_0.3": share(sum(row.box_hits for row in rows), sum(row.true_boxes for row in rows)),
         "box_precision_at_0.3": share(sum(row.box_right for row in rows), sum(row.boxes for row in rows)),
-        "intervals": {"gIoU": interval(rows, giou), "F1": interval(rows, f1), "auc": interval(rows, auc)},
+        "intervals": {**found["intervals"], "auc": interval(rows, auc)},
     }
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """The two sums of a ratio by image and level, so that a resample of the images is one product of matrices.
+    """The two sums of a ratio by case and level, so that a resample of the cases is one product of matrices.
 
-    numerators, denominators: float ``[images, levels]``; one level where the levels are not averaged.
+    numerators, denominators: float ``[cases, levels]``; one level where the levels are not averaged.
     """
 
-    images: tuple[str, ...]
+    cases: tuple[str, ...]
     numerators: np.ndarray
     denominators: np.ndarray
 
     @classmethod
     def of(cls, rows: Sequence[Answered], measure: Ratio, averaged: bool) -> Sums:
-        place = {image: k for k, image in enumerate(dict.fromkeys(row.image for row in rows))}
+        place = {case: k for k, case in enumerate(dict.fromkeys(row.case for row in rows))}
         numerators, denominators = np.zeros((2, len(place), len(LEVELS) if averaged else 1))
         for row in rows:
-            at = place[row.image], LEVELS.index(row.level) if averaged else 0
+            at = place[row.case], LEVELS.index(row.level) if averaged else 0
             numerators[at] += measure.numerator(row)
             denominators[at] += measure.denominator(row)
         return cls(tuple(place), numerators, denominators)
 
     def at(self, weights: np.ndarray) -> np.ndarray:
-        """The measure for each of the weightings ``[draws, images]``: ``[draws]``, NaN where it is not defined."""
+        """The measure for each of the weightings ``[draws, cases]``: ``[draws]``, NaN where it is not defined."""
         return averaged_ratio(weights @ self.numerators, weights @ self.denominators)
 
 
@@ -226,9 +268,9 @@ def averaged_ratio(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarr
     return np.divide(ratios.sum(-1), count, out=np.full(count.shape, np.nan), where=count > 0)
 
 
-def resamples(images: int, draws: int, seed: int = 0) -> np.ndarray:
-    """How often each image is drawn, ``[draws, images]``, with replacement."""
-    return np.random.default_rng(seed).multinomial(images, np.full(images, 1 / images), size=draws).astype(float)
+def resamples(cases: int, draws: int, seed: int = 0) -> np.ndarray:
+    """How often each case is drawn, ``[draws, cases]``, with replacement."""
+    return np.random.default_rng(seed).multinomial(cases, np.full(cases, 1 / cases), size=draws).astype(float)
 
 
 def interval(
@@ -237,49 +279,53 @@ def interval(
     averaged: bool = False,
     draws: int | None = None,
 ) -> list[float] | None:
-    """95 % bootstrap interval, images drawn with replacement: 2,000 times for a ratio, 300 for any other measure.
+    """95 % bootstrap interval, cases drawn with replacement: 2,000 times for a ratio, 300 for any other measure.
 
     averaged: of the mean over the levels (:func:`over_levels`); for ratios alone.
+
+    Returns:
+        The interval; None where fewer than two cases count, since drawing from one always gives that one.
     """
     if not rows:
         return None
     if isinstance(measure, Ratio):
         sums = Sums.of(rows, measure, averaged)
-        values = sums.at(resamples(len(sums.images), draws or 2000))
+        if np.count_nonzero(sums.denominators.any(axis=1)) < 2:
+            return None
+        values = sums.at(resamples(len(sums.cases), draws or 2000))
     else:
-        by_image: dict[str, list[Answered]] = {}
+        by_case: dict[str, list[Answered]] = {}
         for row in rows:
-            by_image.setdefault(row.image, []).append(row)
-        images = list(by_image.values())
-        weights = resamples(len(images), draws or 300).astype(int)
-        found = [measure([row for k, n in enumerate(drawn) for row in images[k] * n]) for drawn in weights]
+            by_case.setdefault(row.case, []).append(row)
+        cases = list(by_case.values())
+        if len(cases) < 2:
+            return None
+        weights = resamples(len(cases), draws or 300).astype(int)
+        found = [measure([row for k, n in enumerate(drawn) for row in cases[k] * n]) for drawn in weights]
         values = np.array([np.nan if value is None else value for value in found])
     values = values[~np.isnan(values)]
     return [float(v) for v in np.percentile(values, (2.5, 97.5))] if values.size else None
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_rounded(part) for part in value]
-    return round(value, 4) if isinstance(value, float) else value
-
-
 def pieces_of(mask: np.ndarray, speck_share: float, truth: np.ndarray) -> tuple[int, int, int, int]:
     """8-connected pieces of a mask, its specks (under ``speck_share`` of the image), those outside the truth, and the
     specks' pixels (paper, Table 3)."""
-    count, labels, facts, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)
+    grey = mask.astype(np.uint8)
+    x, y, width, height = cv2.boundingRect(grey)
+    if not width:
+        return 0, 0, 0, 0
+    inside = np.s_[y : y + height, x : x + width]
+    count, labels, facts, _ = cv2.connectedComponentsWithStats(grey[inside], connectivity=8)
     areas = facts[1:, cv2.CC_STAT_AREA]
-    met = np.bincount(labels[truth & mask], minlength=count)[1:]
+    met = np.bincount(labels[truth[inside] & mask[inside]], minlength=count)[1:]
     specks = areas < speck_share * mask.size
     return count - 1, int(specks.sum()), int((specks & (met == 0)).sum()), int(areas[specks].sum())
 
 
 def pixels_of(mask: np.ndarray, truth: np.ndarray, speck_share: float) -> dict[str, int]:
     """What :class:`Answered` holds of an answer's mask and the truth, both bool ``[H, W]``."""
-    pieces, specks, outside, speck_area = pieces_of(mask, speck_share, truth) if mask.any() else (0, 0, 0, 0)
-    true_pieces, true_specks, _, true_speck_area = pieces_of(truth, speck_share, truth) if truth.any() else (0, 0, 0, 0)
+    pieces, specks, outside, speck_area = pieces_of(mask, speck_share, truth)
+    true_pieces, true_specks, _, true_speck_area = pieces_of(truth, speck_share, truth)
     both, area, true_area = (int(np.count_nonzero(part)) for part in (mask & truth, mask, truth))
     return {
         "intersection": both,

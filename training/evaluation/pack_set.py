@@ -3,10 +3,10 @@
 Rows at chest and lung level for the findings that ChestX-Det's radiologists contoured (consolidation, effusion,
 atelectasis, cardiomegaly, and opacity as DESIGN.md defines it), on the contoured images, plus all of them as
 negatives on images whose report says "No Finding" (noisy: about one in eight looks abnormal; ``source`` tells the
-rows apart). On images whose lungs a person drew, one question per image is asked for the lung boxes alone (its
-``mask`` is unknown: they go to a set of their own, ``lungs.jsonl``). A piece of a contour belongs to the lung in
-whose half of the image its centre lies; where it reaches far into both halves the lung-level rows of that image and
-finding are left out."""
+rows apart). Each row also says the patient, the view, the age and the sex, as far as the pack's manifest does. On
+images whose lungs a person drew, one question per image is asked for the lung boxes alone (its ``mask`` is unknown:
+they go to a set of their own, ``lungs.jsonl``). A piece of a contour belongs to the lung in whose half of the image its
+centre lies; where it reaches far into both halves the lung-level rows of that image and finding are left out."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
         if parts:
             drawn["opacity"] = np.logical_or.reduce(parts)
         for finding in FINDINGS:
-            rows += _rows_of(finding, drawn.get(finding), f"{source}-{name}", image, source, out)
+            asked = _rows_of(finding, drawn.get(finding), f"{source}-{name}", image, source, out)
+            rows += [{**row, **_radiograph(entries[0])} for row in asked]
     write_rows(out / "set.jsonl", rows)
     positive = sum(row["mask"] is not None for row in rows)
     LOG.info("%d rows, %d positive, in %s", len(rows), positive, out / "set.jsonl")
@@ -93,6 +94,12 @@ def run(arguments: argparse.Namespace) -> None:
             lungs[-1]["source"] = source
     write_rows(out / "lungs.jsonl", lungs)
     LOG.info("%d images with drawn lungs in %s", len(lungs), out / "lungs.jsonl")
+
+
+def _radiograph(entry: dict[str, str]) -> dict[str, Any]:
+    """What the pack's manifest says of the radiograph; what it leaves blank is left out."""
+    known: dict[str, Any] = {key: entry[key] for key in ("patient", "view", "sex") if entry[key]}
+    return known | ({"age": float(entry["age"])} if entry["age"] else {})
 
 
 def _relative(path: Path, folder: Path) -> str:

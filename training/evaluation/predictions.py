@@ -190,7 +190,7 @@ def _answered(folder: Path, row: Row, stated: Stated) -> Answered:
         raise CallError(f"Row {row.id} is stated as {says}, and its mask says otherwise; {folder} is not consistent.")
     return Answered(
         id=row.id,
-        image=str(row.image),
+        **row.radiograph,
         finding=row.instruction.finding,
         level=row.instruction.level,
         positive=row.mask is not None,
@@ -209,7 +209,7 @@ def read_mask(path: Path, name: str) -> np.ndarray:
     stored = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
     if stored is None:
         raise CallError(f"The mask of {name} is no readable picture: {path}.")
-    if stored.dtype != np.uint8 or stored.ndim != 2 or np.any((stored != 0) & (stored != 255)):
+    if stored.dtype != np.uint8 or stored.ndim != 2 or np.count_nonzero(stored) != np.count_nonzero(stored == 255):
         raise CallError(f"The mask of {name} is no 8-bit grey picture of 0 and 255: {path}.")
     return np.asarray(stored == 255)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from training.evaluation.printed import cut, percent
+
 _Z = 1.959964  # 95 %
 
 
@@ -42,17 +44,22 @@ class Rate:
         high = 1.0 if self.count == self.n else middle + half
         return low, high
 
-    def __str__(self) -> str:
-        """``97.8 % [93.7, 99.2], 132 of 135``."""
+    @property
+    def short(self) -> str:
+        """``97.7 % [93.6, 99.2]``; nothing is rounded up."""
         if self.share is None or self.interval is None:
             return "-"
-        low, high = self.interval
-        return f"{self.share:.1%} [{low * 100:.1f}, {high * 100:.1f}], {self.count} of {self.n}".replace("%", " %")
+        low, high = (cut(end * 100, 1) for end in self.interval)
+        return f"{percent(self.share, 1)} [{low}, {high}]"
+
+    def __str__(self) -> str:
+        """``97.7 % [93.6, 99.2], 132 of 135``."""
+        return f"{self.short}, {self.count} of {self.n}" if self.n else "-"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "count": self.count,
             "n": self.n,
-            "share": None if self.share is None else round(self.share, 4),
-            "interval": None if self.interval is None else [round(end, 4) for end in self.interval],
+            "share": self.share,
+            "interval": None if self.interval is None else list(self.interval),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,16 @@ _SIDE = 420
 _TRUTH, _ANSWER = (84, 230, 140), (255, 186, 48)
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 76rem; padding: 0 1rem; color: #1c2027; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 88rem; padding: 0 1rem; color: #1c2027; }
 table { border-collapse: collapse; margin: .5rem 0 1.2rem; }
-td, th { padding: 2px 12px 2px 0; text-align: right; border-bottom: 1px solid #d5dae1; white-space: nowrap; }
+.wide { overflow-x: auto; }
+td, th { padding: 2px 12px 2px 0; text-align: right; border-bottom: 1px solid #d5dae1; }
+td, th { font-size: .85rem; white-space: nowrap; }
 td:first-child, th:first-child { text-align: left; }
 img { max-width: 100%; }
 .cases { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 12px; }
-figure { margin: 0; } figcaption { font-size: .85rem; overflow-wrap: anywhere; }
-.notice { font-weight: 700; }
+figure { margin: 0; } figure img { width: 100%; } figcaption { font-size: .85rem; overflow-wrap: anywhere; }
+.notice { font-weight: 700; } .small { font-size: .8rem; overflow-wrap: anywhere; }
 """
 
 
@@ -59,12 +61,22 @@ def worst_of(answered: Sequence[Answered], each: int = EACH) -> dict[str, list[A
     def sure(row: Answered) -> float:
         return 0.5 if row.probability is None else row.probability
 
-    return {
-        "Least overlap": sorted((r for r in answered if r.positive and r.returned), key=lambda r: r.iou)[:each],
-        "Missed": sorted((r for r in answered if r.positive and not r.returned), key=sure)[:each],
-        "Made up": sorted((r for r in answered if not r.positive and r.returned), key=sure, reverse=True)[:each],
-        "Most specks": sorted((r for r in answered if r.specks), key=lambda r: -r.specks)[:each],
+    kinds = {
+        "Least overlap": sorted((r for r in answered if r.positive and r.returned), key=lambda r: r.iou),
+        "Missed": sorted((r for r in answered if r.positive and not r.returned), key=sure),
+        "Made up": sorted((r for r in answered if not r.positive and r.returned), key=sure, reverse=True),
+        "Most specks": sorted((r for r in answered if r.specks), key=lambda r: -r.specks),
     }
+    return {kind: list(_once(rows))[:each] for kind, rows in kinds.items()}
+
+
+def _once(rows: Iterable[Answered]) -> Iterator[Answered]:
+    """The first of the questions about a finding on a radiograph: the others show the same."""
+    seen: set[tuple[str, str]] = set()
+    for row in rows:
+        if (row.image, row.finding) not in seen:
+            seen.add((row.image, row.finding))
+            yield row
 
 
 def worst_cases(
@@ -107,26 +119,31 @@ def page(title: str, figures: dict[str, Any], answered: Sequence[Answered], case
         figures: those of ``metrics.json``.
     """
     left_out = figures.get("left_out", 0)
-    n = f"{figures['n']} rows, {sum(row.positive for row in answered)} positive"
+    patients = all(row.patient for row in answered)
+    n = f"{figures['n']} rows, {figures['n_positive']} positive, of {len({row.image for row in answered})} radiographs"
+    n += f" of {figures['cases']} patients" if patients else ""
     n += f"; {left_out} rows of findings that the bundle does not answer are left out" if left_out else ""
+    bundle = figures.get("bundle")
+    made = "" if bundle is None else f"Bundle {bundle['name']} {bundle['version']}, sha256 {bundle['sha256']}; "
+    made += f"stages: {figures['stages']}; set: {figures['set']}." if "stages" in figures else ""
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>',
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         "style-src 'unsafe-inline'\">",
         f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>",
-        f'<p class="notice">{NOT_FOR_CLINICAL_USE.capitalize()}.</p><p>{html.escape(n)}. In brackets: 95 % bootstrap '
-        "intervals over images.</p>",
+        f'<p class="notice">{NOT_FOR_CLINICAL_USE.capitalize()}.</p><p>{html.escape(n)}.</p>',
+        f'<p class="small">{html.escape(made)}</p>' if made else "",
+        f"<p>In brackets: 95 % bootstrap intervals over {'patients' if patients else 'radiographs'}; none where only "
+        "one counts. Found: positive rows that were answered with a mask; false alarms: negative rows that were.</p>",
         "<h2>Figures</h2>",
-        _table(["", "n", "gIoU", "cIoU", "F1"], _measure_lines(figures)),
+        _table(["", "positive", "negative", *_HEAD.values()], _measure_lines(figures)),
         "<h2>By finding</h2>",
         _table(
-            ["", "positive", "negative", "gIoU", "F1", "AUC", "calibration error"],
+            ["", "positive", "negative", *_HEAD.values(), "AUC", "calibration error"],
             (
                 [
-                    name,
-                    str(part["n_positive"]),
-                    str(part["n_negative"]),
-                    *(_with_interval(part, key) for key in ("gIoU", "F1", "auc")),
+                    *_line(name, part),
+                    _with_interval(part, "auc"),
                     _number(
                         ((figures.get("calibration") or {}).get("by_finding", {}).get(name) or {}).get(
                             "calibration_error"
@@ -139,7 +156,12 @@ def page(title: str, figures: dict[str, Any], answered: Sequence[Answered], case
         "<h2>Mask noise and revision</h2>",
         _table(
             ["", "value"],
-            _plain_lines({**figures["noise"], **{f"revision, {k}": v for k, v in figures["revision"].items()}}),
+            _plain_lines(
+                {
+                    **{f"noise, {k}": v for k, v in figures["noise"].items()},
+                    **{f"revision, {k}": v for k, v in figures["revision"].items()},
+                }
+            ),
         ),
         "<h2>Plots</h2>",
         *(f'<p><img alt="{html.escape(name)}" src="{address}"></p>' for name, address in plots(figures, answered)),
@@ -155,10 +177,19 @@ def page(title: str, figures: dict[str, Any], answered: Sequence[Answered], case
     return "\n".join([*parts, "</body></html>", ""])
 
 
+_HEAD = {"gIoU": "gIoU", "cIoU": "cIoU", "F1": "F1", "found": "found", "false_alarms": "false alarms"}
+
+
 def _measure_lines(figures: dict[str, Any]) -> Iterable[list[str]]:
-    groups = {"levels with equal weight": figures, **figures["by_level"], **figures.get("by_size", {})}
-    for name, part in groups.items():
-        yield [name, str(part["n"]), *(_with_interval(part, key) for key in ("gIoU", "cIoU", "F1"))]
+    groups = {"levels with equal weight": figures, **figures["by_level"]}
+    groups |= {f"{name} of the image": part for name, part in figures["by_size"].items()}
+    groups |= {f"{kind}: {name}": part for kind, parts in figures["subsets"].items() for name, part in parts.items()}
+    return (_line(name, part) for name, part in groups.items())
+
+
+def _line(name: str, part: dict[str, Any]) -> list[str]:
+    counts = [str(part["n_positive"]), str(part["n_negative"])]
+    return [name, *counts, *(_with_interval(part, key) for key in _HEAD)]
 
 
 def _plain_lines(values: dict[str, Any]) -> Iterable[list[str]]:
@@ -178,7 +209,8 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     def cells(line: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line) + "</tr>"
 
-    return f"<table>{cells(head, 'th')}{''.join(cells(line, 'td') for line in lines)}</table>"
+    body = "".join(cells(line, "td") for line in lines)
+    return f'<div class="wide"><table>{cells(head, "th")}{body}</table></div>'
 
 
 def plots(figures: dict[str, Any], answered: Sequence[Answered]) -> list[tuple[str, str]]:

@@ -3,6 +3,8 @@
     {"id", "image", "instruction", "finding", "regions", "level", "mask": path | null, "lungs": {..} | null, "source"}
 
 ``mask: null`` is a negative row: the right answer is "absent". Paths are taken from the set's own folder when relative.
+A set that knows more of its radiographs also says "patient", "view" ("PA", "AP", ..), "age" in years and "sex": figures
+are given by them, and the bootstrap draws patients.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from xflow_core.domain.instruction import Instruction
 
 @dataclass(frozen=True)
 class Row:
-    """One question with its true answer."""
+    """One question with its true answer. patient, view, age, sex: of the radiograph, where the set says so."""
 
     id: str
     image: Path
@@ -31,6 +33,22 @@ class Row:
     mask: Path | None
     lungs: dict[str, Box] | None
     source: str
+    patient: str | None = None
+    view: str | None = None
+    age: float | None = None
+    sex: str | None = None
+
+    @property
+    def radiograph(self) -> dict[str, Any]:
+        """What the set says of the radiograph, by the names that an answered row has for it."""
+        return {
+            "image": str(self.image),
+            "source": self.source,
+            "patient": self.patient,
+            "view": self.view,
+            "age": self.age,
+            "sex": self.sex,
+        }
 
     def truth(self, size: tuple[int, int]) -> np.ndarray:
         """The true mask, bool ``[H, W]``; all false for a negative row.
@@ -68,8 +86,11 @@ def read_rows(path: Path) -> list[Row]:
             continue
         try:
             row = _row(json.loads(line), path.parent)
-        except (ValueError, KeyError, TypeError) as problem:
-            raise CallError(f"Line {number} of {path} is no row of an evaluation set: {problem}.") from None
+        except KeyError as problem:
+            raise CallError(f"Line {number} of {path} is no row of an evaluation set: it has no {problem}.") from None
+        except (ValueError, TypeError) as problem:
+            reason = str(problem).rstrip(".")
+            raise CallError(f"Line {number} of {path} is no row of an evaluation set: {reason}.") from None
         if row.id in seen:
             raise CallError(f"Line {number} of {path} repeats the id {row.id}.")
         seen.add(row.id)
@@ -79,7 +100,28 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def check_files(rows: Iterable[Row]) -> None:
+    """Look for every row's image and mask before hours are spent.
+
+    Raises:
+        CallError: one is missing; the message names the row, and how many there are.
+    """
+    missing = [
+        (row.id, what, path)
+        for row in rows
+        for what, path in (("image", row.image), ("mask", row.mask))
+        if path is not None and not path.is_file()
+    ]
+    if missing:
+        identity, what, path = missing[0]
+        more = f" {len(missing) - 1} more files are." if len(missing) > 1 else ""
+        raise CallError(f"The {what} of row {identity} is missing: {path}.{more}")
+
+
 def _row(data: dict[str, Any], folder: Path) -> Row:
+    for name, value in (("id", str(data["id"])), ("image", data["image"])):
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"its {name} is {value!r}")
     instruction = Instruction(data["instruction"], data["finding"], tuple(data["regions"]), data["level"])
     lungs = data.get("lungs")
     return Row(
@@ -89,7 +131,15 @@ def _row(data: dict[str, Any], folder: Path) -> Row:
         mask=None if data["mask"] is None else folder / data["mask"],
         lungs=None if lungs is None else {label: Box(*box) for label, box in lungs.items()},
         source=str(data.get("source", "")),
+        patient=_word(data.get("patient")),
+        view=_word(data.get("view")),
+        age=None if data.get("age") is None else float(data["age"]),
+        sex=_word(data.get("sex")),
     )
+
+
+def _word(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""``python -m training safety --data PACK --bundle NAME --out DIR [--every N]``
+"""``python -m training safety --data PACK --bundle NAME --out DIR [--every N] [--workers N]``
 
 What the paper leaves open about answers that people will lean on, on the contoured and normal radiographs of the open
 pack's dev split:
@@ -16,16 +16,20 @@ for clinical use."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from training.evaluation.answering import Progress
 from training.evaluation.cases import Case, as_png, read_cases
 from training.evaluation.guards import CHANGES, crop, tilted
 from training.evaluation.honesty import (
@@ -39,14 +43,15 @@ from training.evaluation.honesty import (
     sided,
     stability_figures,
 )
+from training.evaluation.printed import cut
 from training.evaluation.rates import Rate
 from xflow_core.bundles.loading import load_engine
+from xflow_core.bundles.manifest import find_bundle
 from xflow_core.domain.errors import CallError, InstructionError, RadiographRefused
 from xflow_core.domain.geometry import mask_iou
 from xflow_core.domain.instruction import parse_instruction
-from xflow_core.domain.trace import Trace
+from xflow_core.domain.trace import BundleIdentity, Trace
 from xflow_core.export.files import write_whole
-from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import read_radiograph
 from xflow_core.workflow.engine import Engine
 from xflow_core.workflow.session import answer
@@ -160,8 +165,8 @@ def change_figures(found: Sequence[Changed]) -> dict[str, Any]:
 def repeated(engine: Engine, case: Case, chest: dict[str, Trace]) -> Iterator[tuple[str, Compared, bool]]:
     """The same questions, read and encoded anew, with the same seed and with another: the kind of repeat, how the
     answers compare, and whether every decision is the same."""
+    image = engine.admit(read_radiograph(case.path), accept_image=True)
     for kind, seed in (("same seed", 0), ("another seed", 1)):
-        image = engine.admit(read_radiograph(case.path), accept_image=True)
         for finding, trace in chest.items():
             again = answer(engine, image, trace.instruction, seed=seed)
             one, other = mask_of(trace), mask_of(again)
@@ -217,32 +222,73 @@ def word_figures() -> list[dict[str, Any]]:
     return found
 
 
-def measure(engine: Engine, cases: Iterable[Case]) -> dict[str, Any]:
-    """All figures of ``metrics.json``.
+@dataclass(frozen=True)
+class Watched:
+    """What one radiograph tells."""
+
+    changed: tuple[Changed, ...]
+    repeated: tuple[tuple[str, Compared, bool], ...]
+    sided: tuple[Sided, ...]
+
+
+def watch(engine: Engine, case: Case) -> Watched:
+    """All questions about one radiograph.
 
     Raises:
         EngineError: a question got no answer.
     """
-    under: list[Changed] = []
-    again: list[tuple[str, Compared, bool]] = []
-    asked: list[Sided] = []
-    radiographs = 0
-    for case in cases:
-        radiographs += 1
-        image: EncodedRadiograph = engine.admit(read_radiograph(case.path), accept_image=True)
-        chest = ask_all(engine, image)
-        under += changed(engine, case, chest)
-        again += repeated(engine, case, chest)
-        asked += sided(engine, image, case, chest)
-        if radiographs % 10 == 0:
-            LOG.info("%d radiographs", radiographs)
+    image = engine.admit(read_radiograph(case.path), accept_image=True)
+    chest = ask_all(engine, image)
+    return Watched(
+        tuple(changed(engine, case, chest)),
+        tuple(repeated(engine, case, chest)),
+        tuple(sided(engine, image, case, chest)),
+    )
+
+
+def watch_all(bundle: str, device: str, cases: Sequence[Case], workers: int, threads: int) -> list[Watched]:
+    """Each radiograph in turn, in this process or in several, with progress.
+
+    Raises:
+        EngineError: a question got no answer.
+    """
+    found: list[Watched] = []
+    progress = Progress(len(cases), what="radiographs")
+    one_case = partial(_watch, bundle, device, threads)
+    with contextlib.ExitStack() as stack:
+        made: Iterator[Watched] = map(one_case, cases)
+        if workers > 1:
+            # Spawned: a forked torch may hang in its threads.
+            pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+            made = stack.enter_context(pool).map(one_case, cases)
+        for one in made:
+            found.append(one)
+            progress.add(stored=False)
+    return found
+
+
+@cache
+def _engine(bundle: str, device: str, threads: int) -> Engine:
+    import torch
+
+    torch.set_num_threads(threads)
+    return load_engine(bundle, device)
+
+
+def _watch(bundle: str, device: str, threads: int, case: Case) -> Watched:
+    return watch(_engine(bundle, device, threads), case)
+
+
+def figures_of(identity: BundleIdentity, found: Sequence[Watched]) -> dict[str, Any]:
+    """All figures of ``metrics.json``."""
     words = word_figures()
+    asked = [one for watched in found for one in watched.sided]
     return {
-        "bundle": engine.identity.to_json(),
+        "bundle": identity.to_json(),
         "notice": "not for clinical use",
-        "radiographs": radiographs,
-        "changes": change_figures(under),
-        "repeats": repeat_figures(again),
+        "radiographs": len(found),
+        "changes": change_figures([one for watched in found for one in watched.changed]),
+        "repeats": repeat_figures([one for watched in found for one in watched.repeated]),
         "wrong_side": wrong_side_figures(asked),
         "left_right": side_figures(asked),
         "out_of_vocabulary_refused": Rate.of(w["refused"] for w in words if w["kind"] == "out of vocabulary").to_json(),
@@ -252,17 +298,19 @@ def measure(engine: Engine, cases: Iterable[Case]) -> dict[str, Any]:
 
 def table(figures: dict[str, Any]) -> str:
     """The figures as a page of Markdown."""
+    bundle = figures["bundle"]
+    title = f"# Safety of {bundle['name']} {bundle['version']}, {figures['radiographs']} dev radiographs"
+    return "\n".join([title, "", "Not for clinical use. Shares with 95 % Wilson intervals.", "", *sections(figures)])
+
+
+def sections(figures: dict[str, Any], deeper: str = "##") -> list[str]:
+    """The figures as lines of Markdown, a headed table for each question."""
 
     def rate(part: dict[str, Any]) -> str:
         return str(Rate(part["count"], part["n"]))
 
-    bundle = figures["bundle"]
     lines = [
-        f"# Safety of {bundle['name']} {bundle['version']}, {figures['radiographs']} dev radiographs",
-        "",
-        "Not for clinical use. Shares with 95 % Wilson intervals.",
-        "",
-        "## The same question on a changed picture",
+        f"{deeper} The same question on a changed picture",
         "",
         "| change | radiographs refused | same verdict, of those answered | lost, gained | mean IoU | IoU over 0.9 |",
         "|---|---|---|---|---|---|",
@@ -272,7 +320,7 @@ def table(figures: dict[str, Any]) -> str:
             one = part["answered"]
             cells = ["-", "-", "-", "-"]
             if one is not None:
-                mean = "-" if one["mean_iou"] is None else f"{one['mean_iou']:.3f}"
+                mean = "-" if one["mean_iou"] is None else cut(one["mean_iou"])
                 cells = [rate(one["same_verdict"]), f"{one['lost']}, {one['gained']}", mean, rate(one["stable"])]
             first = rate(part["refused"]) if kind == "changes" else "-"
             lines.append(f"| {name if kind == 'changes' else f'asked again, {name}'} | {first} | {' | '.join(cells)} |")
@@ -282,7 +330,7 @@ def table(figures: dict[str, Any]) -> str:
         "",
         f"Asked again, every decision the same: {same}.",
         "",
-        "## Called present in the lung asked about",
+        f"{deeper} Called present in the lung asked about",
         "",
         "| finding | it is there | it is in the other lung alone | it is in neither |",
         "|---|---|---|---|",
@@ -293,7 +341,7 @@ def table(figures: dict[str, Any]) -> str:
         "",
         f"Left and right confused: {rate(figures['left_right']['confused'])}.",
         "",
-        "## Words",
+        f"{deeper} Words",
         "",
         f"Questions beyond the vocabulary that are refused: {rate(figures['out_of_vocabulary_refused'])}.",
         "",
@@ -305,7 +353,7 @@ def table(figures: dict[str, Any]) -> str:
         ),
         "",
     ]
-    return "\n".join(lines)
+    return lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -314,15 +362,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1, help="take each n-th radiograph: a quick look")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with an engine of its own")
+    parser.add_argument("--threads", type=int, default=1, help="of torch, in each process")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import torch
-
-    torch.set_num_threads(arguments.threads)
-    if arguments.every < 1:
-        raise CallError(f"--every is {arguments.every}; it counts from 1.")
+    for name in ("every", "workers", "threads"):
+        if getattr(arguments, name) < 1:
+            raise CallError(f"--{name} is {getattr(arguments, name)}; it counts from 1.")
     cases = [case for case in read_cases(arguments.data) if case.contoured or case.normal][:: arguments.every]
     if not cases:
         raise CallError(f"{arguments.data} holds no radiograph of the dev split.")
@@ -330,6 +377,8 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise CallError(f"The folder {arguments.out} cannot be made: {problem.strerror}.") from None
-    figures = measure(load_engine(arguments.bundle, arguments.device), cases)
+    bundle = find_bundle(arguments.bundle)
+    found = watch_all(arguments.bundle, arguments.device, cases, arguments.workers, arguments.threads)
+    figures = figures_of(bundle.identity, found)
     write_whole(arguments.out / "metrics.json", (json.dumps(figures, indent=1, allow_nan=False) + "\n").encode())
     write_whole(arguments.out / "table.md", table(figures).encode())

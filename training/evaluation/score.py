@@ -17,7 +17,7 @@ from pathlib import Path
 from training.evaluation.comparison import compare_all
 from training.evaluation.evaluate import write_measured
 from training.evaluation.predictions import answered_from
-from training.evaluation.rows import read_rows
+from training.evaluation.rows import check_files, read_rows
 from xflow_core.export.files import write_whole
 
 LOG = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     rows = read_rows(arguments.rows)
+    check_files(rows)
     start = time.perf_counter()
     answered = answered_from(arguments.predictions, rows, arguments.partial, arguments.workers)
     LOG.info("%d rows read in %.1f s", len(answered), time.perf_counter() - start)

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xflow_core.domain.errors import NotWritten
@@ -20,19 +20,25 @@ NOTICE = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A number, with its interval where there is one; a dash without a value."""
+    """A number, with its interval where there is one; a dash without a value.
+
+    signed: a plus stands before it too. place: 1 is printed bold, 2 underlined, as the paper marks the best two.
+    """
 
     value: float | None
     interval: Sequence[float] | None = None
     digits: int = 3
+    signed: bool = False
+    place: int | None = None
 
     def __str__(self) -> str:
         if self.value is None:
             return "-"
+        form = f"{'+' if self.signed else ''}.{self.digits}f"
         if self.interval is None:
-            return f"{self.value:.{self.digits}f}"
+            return f"{self.value:{form}}"
         low, high = self.interval
-        return f"{self.value:.{self.digits}f} [{low:.{self.digits}f}, {high:.{self.digits}f}]"
+        return f"{self.value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 @dataclass(frozen=True)
@@ -56,17 +62,20 @@ class Table:
 
     def markdown(self) -> str:
         lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
-        body = "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+        body = "\n".join("| " + " | ".join(map(_marked, line)) + " |" for line in lines)
         return f"**{self.title}**\n\n{body}\n\n{' '.join((self.note, NOTICE)).strip()}\n"
 
     def latex(self) -> str:
+        """For a document with the packages booktabs and graphicx: as wide as the text, however many columns."""
         lines = [" & ".join(map(_escaped, self.columns)) + r" \\ \midrule"]
         lines += [" & ".join(map(_escaped, row)) + r" \\" for row in self.rows]
         return (
-            "\\begin{table}\n\\caption{" + _escaped(f"{self.title}. {self.note} {NOTICE}") + "}\n"
+            "% needs \\usepackage{booktabs,graphicx}\n"
+            "\\begin{table*}\n\\caption{" + _escaped(f"{self.title}. {self.note} {NOTICE}") + "}\n"
+            "\\resizebox{\\textwidth}{!}{%\n"
             "\\begin{tabular}{" + "l" * len(self.columns) + "}\n\\toprule\n"
             + "\n".join(lines)
-            + "\n\\bottomrule\n\\end{tabular}\n\\end{table}\n"
+            + "\n\\bottomrule\n\\end{tabular}}\n\\end{table*}\n"
         )  # fmt: skip
 
     def csv(self) -> str:
@@ -105,5 +114,29 @@ class Table:
             write_whole(folder / f"{self.name}.{ending}", text.encode())
 
 
+def ranked(rows: Sequence[tuple[str | Cell, ...]], among: Sequence[int]) -> list[tuple[str | Cell, ...]]:
+    """The rows with the best two numbers of every column marked, the greatest being the best.
+
+    among: the rows that compete; equal numbers share their place.
+    """
+    marked = [list(row) for row in rows]
+    for k in range(len(rows[0]) if rows else 0):
+        held = {i: cell for i in among if isinstance(cell := rows[i][k], Cell) and cell.value is not None}
+        values = sorted({cell.value for cell in held.values() if cell.value is not None}, reverse=True)
+        for i, cell in held.items():
+            if len(held) > 1 and cell.value in values[:2]:
+                marked[i][k] = replace(cell, place=1 + values.index(cell.value))
+    return [tuple(row) for row in marked]
+
+
+def _marked(cell: str | Cell) -> str:
+    place = cell.place if isinstance(cell, Cell) else None
+    return {1: f"**{cell}**", 2: f"<u>{cell}</u>"}.get(place or 0, str(cell))
+
+
 def _escaped(cell: str | Cell) -> str:
-    return re.sub(r"([&%#_{}$])", r"\\\1", " ".join(str(cell).split()))
+    text = re.sub(r"([&%#_{}$])", r"\\\1", " ".join(str(cell).split()))
+    if not isinstance(cell, Cell):
+        return text
+    number = "--" if text == "-" else re.sub(r"([+-])(?=[0-9])", r"$\1$", text)
+    return {1: rf"\textbf{{{number}}}", 2: rf"\underline{{{number}}}"}.get(cell.place or 0, number)

@@ -4,7 +4,8 @@ The paper's Tables 1, 2, 3, 4 and 8 and Figures 3 and 6 from stored predictions,
 and CSV. ``ROOT/<system>/<set>`` holds a system's predictions of a set (``evaluate --keep``, ``baselines read``,
 ``chexlocalize-set``); systems are named as in ``training/configs/published.yaml``, and one that the paper does not have
 gets a row of its own. Every number of the paper stands in a row marked "published"; measured rows state n, and 95 %
-intervals over images. A table for which nothing is stored has published rows alone.
+intervals over cases (patients where the set names them, else images). A table for which nothing is stored has published
+rows alone.
 
 ``--compare xflow`` adds the differences of every other system to that one, with paired intervals and tests. Table 4
 takes ``--reader-study FILE``, the fits of a reader study. Not for clinical use.
@@ -28,8 +29,8 @@ from training.evaluation.comparison import compare
 from training.evaluation.grids import draw_grids
 from training.evaluation.metrics import LEVELS, MEASURES, NOISE, TRUE_NOISE, Answered, interval, over_levels
 from training.evaluation.predictions import PRESENCE, answered_from
-from training.evaluation.rows import Row, read_rows
-from training.evaluation.table import PUBLISHED, Cell, Table
+from training.evaluation.rows import Row, check_files, read_rows
+from training.evaluation.table import PUBLISHED, Cell, Table, ranked
 from xflow_core.domain.errors import CallError
 from xflow_core.export.files import write_whole
 
@@ -39,6 +40,7 @@ NUMBERS = Path(__file__).parents[1] / "configs" / "published.yaml"
 SETS = {"chexpercept": "CheXpercept", "chexlocalize": "CheXlocalize"}
 # Their F1 says nothing: told which finding to draw, or told the truth's boxes.
 TOLD = {HUMAN, *(one.name for one in SYSTEMS if one.boxes)}
+TOLD_BOXES = "told the truth's boxes"
 TRAINED = {
     "rosalia": ("", "", "", ""), "xflow-1-sft": ("x", "", "", ""), "xflow-1-rl": ("x", "x", "", ""),
     "xflow-2-sft": ("x", "x", "x", ""), "xflow": ("x", "x", "x", "x"),
@@ -90,6 +92,7 @@ def read_sets(given: Sequence[str]) -> dict[str, list[Row]]:
         if name not in SETS or not path:
             raise CallError(f"--set {one!r} should be one of {', '.join(f'{name}=FILE' for name in SETS)}.")
         found[name] = read_rows(Path(path))
+        check_files(found[name])
     if not found:
         raise CallError("Give at least one evaluation set, --set chexpercept=FILE for instance.")
     return found
@@ -119,8 +122,14 @@ def numbers(table: str) -> dict[str, dict[str, Any]]:
 
 
 def title_of(name: str) -> str:
+    """As the paper's tables call it; a system that is told the truth's boxes is marked."""
     known = numbers("table_2") | numbers("table_1")
-    return known[name]["title"] if name in known else next((s.title for s in SYSTEMS if s.name == name), name)
+    if name in known:
+        return str(known[name]["title"])
+    one = next((one for one in SYSTEMS if one.name == name), None)
+    if one is None:
+        return name
+    return f"{one.title} ({TOLD_BOXES})" if one.boxes else one.title
 
 
 def table_1(stored: Stored) -> Table:
@@ -140,17 +149,25 @@ def _of_systems(
     columns += ["stage 1 SFT", "stage 1 RL", "stage 2 SFT", "stage 2 RL"] if marks else []
     columns += [f"{label} {measure}" for label in SETS.values() for measure in MEASURES]
     rows: list[tuple[str | Cell, ...]] = []
+    competing: dict[bool, list[int]] = {True: [], False: []}  # published or not: the rows' places
     for system in [*printed, *(name for name in stored if name not in printed)]:
         mark = marks.get(system, ())
         of_row = printed[system]["title"] if system in printed else title_of(system)
         if system in printed:
             values = [Cell(value) for data in SETS for value in printed[system][data]]
             rows.append((of_row, PUBLISHED, *mark, *values))
+            if system not in TOLD:
+                competing[True].append(len(rows) - 1)
         if system in stored:
             rows.append((of_row, _measured_on(stored[system]), *mark, *_measured(system, stored[system])))
+            if system not in TOLD:
+                competing[False].append(len(rows) - 1)
+    for among in competing.values():
+        rows = ranked(rows, among)
     note = (
         "On CheXpercept the levels are averaged with equal weight; on CheXlocalize every case is asked at chest level. "
-        "F1 is not given for who was told what to draw."
+        "F1 is not given for who was told what to draw. Bold: the best, underlined: the second, among the published "
+        "and among the measured models; who was told what or where to draw is no model among them."
     )
     return Table(name, title, tuple(columns), tuple(rows), note)
 
@@ -178,7 +195,7 @@ def table_3(stored: Stored) -> Table:
     rows: list[tuple[str | Cell, ...]] = []
     for system in [*printed, *(name for name in on_set if name not in printed)]:
         if system in printed:
-            values = [Cell(value, digits=2) for value in printed[system]["values"]]
+            values = [Cell(value, digits=2, signed=k == 0) for k, value in enumerate(printed[system]["values"])]
             rows.append((printed[system]["title"], PUBLISHED, *values))
         # The truth is the same for all systems that answered every row.
         answered = max(on_set.values(), key=len, default=None) if system == "truth" else on_set.get(system)
@@ -198,7 +215,10 @@ def _noise(rows: Sequence[Answered], measure: Any, name: str) -> Cell:
     scale = 100 if name == "speck_share_of_mask" else 1
     value, ends = measure(rows), interval(rows, measure)
     return Cell(
-        None if value is None else value * scale, None if ends is None else [end * scale for end in ends], digits=2
+        None if value is None else value * scale,
+        None if ends is None else [end * scale for end in ends],
+        digits=2,
+        signed=name == "delta_components",
     )
 
 
@@ -266,7 +286,7 @@ def differences(stored: Stored, first: str) -> Table:
     """
     if first not in stored:
         raise CallError(f"There are no predictions of {first!r}; there are some of {', '.join(stored) or 'no system'}.")
-    columns = ("Set", "Measure", "First", "Second", "difference", "p", "images")
+    columns = ("Set", "Measure", "First", "Second", "difference", "p", "cases")
     lines: list[tuple[str | Cell, ...]] = []
     for data, rows in stored[first].items():
         for other in stored:
@@ -278,8 +298,9 @@ def differences(stored: Stored, first: str) -> Table:
                 found = None if name == "F1" and {first, other} & TOLD else compare(*sides, measure)
                 if found is not None:
                     lines.append((
-                        SETS[data], name, title_of(first), title_of(other), Cell(found.difference, found.interval),
-                        Cell(found.p, digits=4), Cell(found.images, digits=0),
+                        SETS[data], name, title_of(first), title_of(other),
+                        Cell(found.difference, found.interval, signed=True),
+                        Cell(found.p, digits=4), Cell(found.cases, digits=0),
                     ))  # fmt: skip
-    note = "First minus second, paired by image: 95 % bootstrap interval; p of approximate randomisation, two-sided."
+    note = "First minus second, paired by case: 95 % bootstrap interval; p of approximate randomisation, two-sided."
     return Table("differences", "Differences between systems", columns, tuple(lines), note)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +118,19 @@ class CompactSettings:
 
     findings: those that the survey may answer.
     presence_share: of the presence logit in the evidence; the map has the rest.
+    heart_level: what the heart's map has to reach where the heart's width is measured.
     """
 
     findings: Mapping[str, FindingSettings]
     guard: GuardSettings
     presence_share: float = 0.0
+    heart_level: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0 <= self.presence_share <= 1:
             raise BundleError(f"presence_share is {self.presence_share}; it lies between 0 and 1.")
+        if not 0 < self.heart_level < 1:
+            raise BundleError(f"heart_level is {self.heart_level}; it lies between 0 and 1.")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CompactSettings:
@@ -141,7 +146,12 @@ class CompactSettings:
                 )
                 for name, entry in data["findings"].items()
             }
-            return cls(findings, GuardSettings(**data["guard"]), float(data["presence_share"]))
+            return cls(
+                findings,
+                GuardSettings(**data["guard"]),
+                float(data["presence_share"]),
+                float(data.get("heart_level", cls.heart_level)),  # 0.5 in bundles before compact 0.4.0
+            )
         except (KeyError, TypeError, ValueError) as problem:
             raise BundleError(f"The bundle's survey settings are not well formed: {problem!r}.") from None
 
@@ -150,6 +160,7 @@ class CompactSettings:
             "findings": {name: asdict(settings) for name, settings in self.findings.items()},
             "guard": asdict(self.guard),
             "presence_share": self.presence_share,
+            "heart_level": self.heart_level,
         }
 
 
@@ -170,6 +181,11 @@ class Seen:
 
     def map(self, name: str) -> np.ndarray:
         return np.asarray(self.maps[MAPS.index(name)])
+
+    @cached_property
+    def lungs(self) -> dict[str, GroundedLung]:
+        """Both lungs, found once for all questions about the radiograph."""
+        return {label: ground_lung(self, label) for label in LUNGS}
 
 
 class CompactSurvey:
@@ -261,14 +277,17 @@ def ground_lung(seen: Seen, label: str) -> GroundedLung:
     return GroundedLung(label, box, float(map_[box.mask(map_.shape)].mean()))
 
 
-def cardiothoracic_ratio(seen: Seen) -> float | None:
+def cardiothoracic_ratio(seen: Seen, level: float = 0.5) -> float | None:
     """The heart's greatest width over the chest's, both as the maps draw them; None where either is not seen.
 
     On a posteroanterior view at full inspiration more than about 0.5 is read as an enlarged heart (Danzer 1919). An
     anteroposterior view enlarges the heart, and the networks' lungs end a little inside the ribs. A heart of more than
     four fifths of the chest is a map that ran into an effusion, and is not measured.
+
+    level: what the heart's map has to reach. Its doubt spreads into a consolidation or an effusion that lies beside the
+        heart, which at 0.5 looks like width.
     """
-    heart = largest_piece(seen.map("cardiomegaly") > 0.5)
+    heart = largest_piece(seen.map("cardiomegaly") > level)
     lungs = [find_lung(seen, label) for label in LUNGS]
     box = Box.around(heart)
     if box is None or lungs[0] is None or lungs[1] is None:
@@ -277,10 +296,15 @@ def cardiothoracic_ratio(seen: Seen) -> float | None:
     return ratio if ratio <= 0.8 else None
 
 
-def evidence_in(seen: Seen, finding: str, region: str, box: Box | None, presence_share: float = 0.0) -> float:
-    """The evidence (a logit) for a finding in a region whose box is given; None for the whole picture (the heart)."""
+def evidence_in(
+    seen: Seen, finding: str, region: str, box: Box | None, presence_share: float = 0.0, heart_level: float = 0.5
+) -> float:
+    """The evidence (a logit) for a finding in a region whose box is given; None for the whole picture (the heart).
+
+    The last two as in :class:`CompactSettings`.
+    """
     if region == HEART:
-        ratio = cardiothoracic_ratio(seen)
+        ratio = cardiothoracic_ratio(seen, heart_level)
         return _RATIO_SLOPE * ((_USUAL_RATIO if ratio is None else ratio) - 0.5)
 
     def evidence(name: str) -> float:
@@ -385,7 +409,7 @@ class CompactInitPolicy:
         self, image: EncodedRadiograph, instruction: Instruction, lungs: Sequence[str], *, seed: int
     ) -> Decision[tuple[GroundedLung, ...]]:
         seen = self.survey.of(image)
-        return Decision(tuple(ground_lung(seen, label) for label in lungs))
+        return Decision(tuple(seen.lungs[label] for label in lungs))
 
     def judge(
         self,
@@ -403,7 +427,7 @@ class CompactInitPolicy:
             box = _place(region, lungs)
             calibration = self._of(finding).zone if level_of(region) == "zone" else self._of(finding).lung
             probability = calibration.probability(
-                evidence_in(seen, finding, region, box, self._settings.presence_share)
+                evidence_in(seen, finding, region, box, self._settings.presence_share, self._settings.heart_level)
             )
             present = probability >= calibration.threshold
             verdicts.append(Verdict(region, present, probability if present else 1 - probability))

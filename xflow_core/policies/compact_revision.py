@@ -1,9 +1,14 @@
 """The compact bundle's revision policy: it clicks where a click is expected to help, and says when none is.
 
-It forms a belief of where the lesion is (:class:`RevisionNet`), looks for the piece that is most worth adding and the
-one that is most worth taking away, asks the segmenter what a click on each would give, and makes the better click if
-the expected IoU rises by more than a threshold. The threshold was set on patients that neither network had learned
-from: a belief is too sure of itself, and the best of several guesses looks better than it is.
+It forms a belief of where the lesion is, looks for the piece that is most worth adding and the one that is most worth
+taking away, asks the segmenter what a click on each would give, and makes the better click if the expected IoU rises by
+more than a threshold.
+
+The belief averages what a network of its own sees (:class:`RevisionNet`, which is told the finding) and what the
+segmenter sees where the mask is hidden from it. The first alone is a worse judge than the segmenter, and on the
+segmenter's own masks would mostly object to what is right; together they know a little more than either. How much each
+counts, and the threshold, were set on patients that neither had learned from: a belief is too sure of itself, and the
+best of several guesses looks better than it is.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from xflow_core.domain.instruction import Instruction
 from xflow_core.domain.trace import Click, LesionBox
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.segmenters.compact import CompactSegmenter, prompt_inputs
-from xflow_core.segmenters.compact_region import MASK_SIDE, Region
+from xflow_core.segmenters.compact_region import MASK_CHANNEL, MASK_SIDE, Region
 from xflow_core.segmenters.protocol import Prediction, Prompt
 from xflow_core.segmenters.weights import load_weights
 
@@ -40,17 +45,20 @@ _SMALLEST = 4  # Mask pixels.
 @dataclass(frozen=True)
 class RevisionSettings:
     """least_gain: the rise of the expected IoU that a click must promise.
-    trust: how much the given mask counts when the belief is formed, 0 (not looked at) to 1.
+    trust: how much the given mask counts when the network forms its part of the belief, 0 (not looked at) to 1.
+    segmenter_share: the segmenter's part of the belief, 0 to 1; the network has the rest.
     """
 
     least_gain: float = 0.05
     trust: float = 1.0
+    segmenter_share: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.least_gain >= 0:
             raise ValueRefused(f"least_gain is {self.least_gain}; it must be 0 or more.")
-        if not 0 <= self.trust <= 1:
-            raise ValueRefused(f"trust is {self.trust}; it lies between 0 and 1.")
+        for name in ("trust", "segmenter_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueRefused(f"{name} is {getattr(self, name)}; it lies between 0 and 1.")
 
 
 class CompactRevisionPolicy:
@@ -120,9 +128,9 @@ class CompactRevisionPolicy:
         """
         (region,), grey, channels = prompt_inputs(image, [prompt])
         blind = channels.clone()
-        blind[:, 3] = 0
+        blind[:, MASK_CHANNEL] = 0
         views = torch.cat([channels, blind])
-        trust = self.settings.trust
+        trust, share = self.settings.trust, self.settings.segmenter_share
         weights = torch.tensor([trust, 1 - trust])
         used = weights > 0
         device = next(self._net.parameters()).device
@@ -130,9 +138,12 @@ class CompactRevisionPolicy:
             count = int(used.sum())
             index = torch.full((count,), class_of(finding), device=device)
             logits = self._net(grey.expand(count, -1, -1, -1).to(device), views[used].to(device), index).cpu()
-            if not torch.isfinite(logits).all():
-                raise EngineError("The revision policy gave numbers that are not finite; no click was computed.")
-            return region, (logits.sigmoid() * weights[used, None, None]).sum(0)
+        if not torch.isfinite(logits).all():
+            raise EngineError("The revision policy gave numbers that are not finite; no click was computed.")
+        belief = (logits.sigmoid() * weights[used, None, None]).sum(0)
+        if share > 0:
+            belief = torch.lerp(belief, torch.from_numpy(self._segmenter.unaided(image, prompt)), share)
+        return region, belief
 
     def _candidates(self, region: Region, belief: Tensor, mask: Tensor, clicks: Sequence[Click]) -> list[Click]:
         """Up to one positive and one negative click, each on the piece whose correction would raise the expected IoU

@@ -16,7 +16,7 @@ from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import Radiograph, engine_grey
 
 from .compact_network import SegmenterNets
-from .compact_region import SIDE, Region, look, prompt_channels
+from .compact_region import MASK_CHANNEL, SIDE, Region, look, prompt_channels
 from .protocol import Prediction, Prompt
 from .weights import fill, members_in, read_weights
 
@@ -103,19 +103,34 @@ class CompactSegmenter:
             ValueRefused: a prompt with neither box nor click, or a previous mask of another size.
             EngineError: the network gave no usable numbers.
         """
-        device = next(self._net.parameters()).device
         slope, offset = self._quality
         found: list[tuple[Region, np.ndarray, float]] = []
         # One by one: a batch's last digits depend on its size, and a replay must give the same mask as the first run.
         for prompt in prompts:
             (region,), grey, channels = prompt_inputs(image, [prompt])
-            with torch.inference_mode():
-                logits, quality = self._net(grey.to(device), channels.to(device))
-            if not (torch.isfinite(logits).all() and torch.isfinite(quality).all()):
-                raise EngineError("The segmenter gave numbers that are not finite; no mask was computed.")
-            score = float(quality[0])
-            found.append((region, logits[0].sigmoid().cpu().numpy(), 1 / (1 + math.exp(-(slope * score + offset)))))
+            probability, score = self._answer(grey, channels)
+            found.append((region, probability, 1 / (1 + math.exp(-(slope * score + offset)))))
         return found
+
+    def unaided(self, image: EncodedRadiograph, prompt: Prompt) -> np.ndarray:
+        """The probability ``[96, 96]`` in the prompt's region as if no mask had come before: a previous mask only says
+        where to look.
+
+        Raises:
+            ValueRefused, EngineError: as :meth:`probabilities`.
+        """
+        _, grey, channels = prompt_inputs(image, [prompt])
+        channels[:, MASK_CHANNEL] = 0
+        return self._answer(grey, channels)[0]
+
+    def _answer(self, grey: Tensor, channels: Tensor) -> tuple[np.ndarray, float]:
+        """Probability ``[96, 96]`` and the logit of the estimated IoU, for inputs of one prompt."""
+        device = next(self._net.parameters()).device
+        with torch.inference_mode():
+            logits, quality = self._net(grey.to(device), channels.to(device))
+        if not (torch.isfinite(logits).all() and torch.isfinite(quality).all()):
+            raise EngineError("The segmenter gave numbers that are not finite; no mask was computed.")
+        return logits[0].sigmoid().cpu().numpy(), float(quality[0])
 
     def segment(self, image: EncodedRadiograph, prompts: Sequence[Prompt]) -> list[Prediction]:
         """See the protocol. ``state`` is always None: the binary mask is all that the next click starts from, so a

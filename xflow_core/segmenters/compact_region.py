@@ -31,6 +31,9 @@ MASK_SIDE = 96
 CHANNELS = 6
 """Prompt channels: box, positive clicks, negative clicks, previous mask, height, distance from the midline."""
 
+MASK_CHANNEL = 3
+"""Which of them the previous mask is."""
+
 _CONTEXT = 1.7  # Region side over the longer side of the box.
 _SMALLEST = 80 / 512  # Region sides, as shares of the image's longer side.
 _LARGEST = 1.1
@@ -184,7 +187,7 @@ def prompt_channels(
             column, row = (inverse @ (torch.tensor([2 * x - 1, 2 * y - 1]) - theta[i, :, 2]) + 1) * (side / 2)
             near = (centres[None] - column) ** 2 + (centres[:, None] - row) ** 2 <= _CLICK_RADIUS**2
             channels[i, 1 if positive else 2] = torch.maximum(channels[i, 1 if positive else 2], near.float())
-    channels[:, 3] = previous
+    channels[:, MASK_CHANNEL] = previous
     channels[:, 4] = v
     # Mirrored lungs look alike: the distance from the midline, not the side.
     channels[:, 5] = (u - 0.5).abs() * 2

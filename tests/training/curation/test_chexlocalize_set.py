@@ -41,6 +41,7 @@ def test_every_radiograph_is_asked_for_six_findings_at_chest_level(root: Path, t
     assert sum(row.mask is not None for row in rows) == drawn
     for row in rows:
         assert row.image.is_file()
+        assert row.patient is not None and row.patient in str(row.image)
 
 
 def test_the_second_radiologists_are_scored_like_a_system(root: Path, tmp_path: Path) -> None:

@@ -324,6 +324,7 @@ def test_d_eval_is_an_evaluation_set(drawn: Miniature, splits: Path, tmp_path: P
     for row in rows:
         study = truth[row.image.stem]
         assert row.image.is_file()
+        assert row.patient is not None and row.patient in str(row.image)
         mask = row.truth(tuple(study["size"]))
         assert mask.any() == (row.mask is not None)
         if row.mask is not None and row.instruction.level != "chest" and row.lungs is not None:

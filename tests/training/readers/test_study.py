@@ -14,7 +14,7 @@ from PIL import Image
 from scipy.stats import rankdata
 
 from training.__main__ import main
-from training.evaluation.readers.analyse import latex, markdown, results
+from training.evaluation.readers.analyse import latex, markdown, ranks_by_kind, results
 from training.evaluation.readers.design import Key, arrange
 from training.evaluation.readers.models import davidson_probabilities
 from training.evaluation.readers.rankings import Rankings, fleiss_kappa, kendall_w, read_rankings
@@ -228,6 +228,21 @@ def test_a_sheet_that_cannot_be_counted_is_named(study: Path, changes: dict[str,
     with pytest.raises(CallError, match=words) as refused:
         read_rankings(Key.read(study / "key.json"), sheets)
     assert "reader-1.csv" in str(refused.value)
+
+
+def test_mean_ranks_are_also_given_by_finding_and_level() -> None:
+    ranks = np.array([[[1.0, 2.0], [2.0, 1.0], [np.nan, np.nan]], [[1.0, 2.0], [1.5, 1.5], [2.0, 1.0]]])
+    rankings = Rankings(("a", "b"), ("r0", "r1", "r2"), ("ground truth", "xflow"), ranks)
+    kinds = {"r0": ("effusion", "chest"), "r1": ("edema", "chest"), "r2": ("edema", "lung")}
+    found = ranks_by_kind(rankings, kinds)
+    assert {word: {name: part["rankings"] for name, part in lot.items()} for word, lot in found.items()} == {
+        "finding": {"effusion": 2, "edema": 3},
+        "level": {"chest": 4, "lung": 1},
+    }
+    edema = found["finding"]["edema"]["mean_ranks"]
+    assert edema["ground truth"]["value"] == pytest.approx((2 + 1.5 + 2) / 3)
+    assert edema["ground truth"]["value"] + edema["xflow"]["value"] == pytest.approx(3)
+    assert found["finding"]["effusion"]["mean_ranks"]["xflow"] == {"value": 2.0, "interval": [2.0, 2.0]}
 
 
 def test_a_reader_who_did_not_answer_is_named_unless_that_is_accepted(study: Path) -> None:
