@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ from rich.progress import track
 from training.curation.agreement import Agreed, agree
 from training.curation.division import EVAL, RL, SFT, VAL, Radiograph, check_disjoint, divide
 from training.curation.paper import ReportSettings, Settings
-from training.curation.questions import Question, asked_of, questions_of
+from training.curation.questions import Asked, Question, asked_of, questions_of
 from training.curation.report_parsing import EndpointParser, Parses, ReportParser, RuleParser
 from training.curation.sources.chexpercept import Review, read_reviews
 from training.curation.sources.imagenome import SceneGraphs
@@ -61,13 +61,20 @@ def parser_of(settings: ReportSettings) -> ReportParser:
     return EndpointParser(settings.url, settings.model, key=os.environ.get("XFLOW_REPORTS_KEY"))
 
 
-def curate(sources: Sources, settings: Settings, problems: Problems, parses: Path) -> Curated:
+def curate(
+    sources: Sources,
+    settings: Settings,
+    problems: Problems,
+    parses: Path,
+    asked: Callable[[Radiograph, Sequence[Asked]], None] | None = None,
+) -> Curated:
     """Read the sets and make the splits.
 
     Args:
         sources: where the sets lie.
         problems: gets every record that cannot be used.
         parses: the file of the reports' parses; a run that was stopped goes on from it.
+        asked: is given what MIMIC-ILS's pairs ask of each radiograph of D_SFT, in the order of the file.
 
     Raises:
         CallError: a set is missing or damaged. EngineError: the model that reads reports gives no answer. ValueRefused:
@@ -81,24 +88,32 @@ def curate(sources: Sources, settings: Settings, problems: Problems, parses: Pat
     instructions: Counter[str] = Counter()
     rest: list[Radiograph] = []
     covered: dict[str, Study] = {}
+    # Which patients are covered is known only when all is read; their other studies are then left out.
+    by_patient = settings.splits.hold_out == "patient"
+
+    def take(entry: Radiograph, study: Study) -> None:
+        questions = asked_of(study)
+        instructions[entry.split] += len(questions)
+        if asked is not None:
+            asked(entry, questions)
+
     for study in progress(read_studies(sources.instructions, problems), "MIMIC-ILS"):
         in_set[study.split] += 1
         if study.split == "train" and study.id in reviews.studies:
             covered[study.id] = study
         elif study.split in ("train", "val"):
             split = SFT if study.split == "train" else VAL
-            rest.append(Radiograph(study.id, study.subject, study.dicom_id, study.image, split))
-            instructions[split] += len(asked_of(study))
-    if settings.splits.hold_out == "patient":
+            entry = Radiograph(study.id, study.subject, study.dicom_id, study.image, split)
+            rest.append(entry)
+            if not by_patient or split == VAL:
+                take(entry, study)
+    if by_patient:
         held = {study.subject for study in covered.values()}
-        instructions[SFT] = 0
-        kept = [entry for entry in rest if entry.split != SFT or entry.subject not in held]
-        studies = {entry.study for entry in kept if entry.split == SFT}
-        # Counted anew: which patients are covered is known only now.
+        rest = [entry for entry in rest if entry.split != SFT or entry.subject not in held]
+        kept = {entry.study: entry for entry in rest if entry.split == SFT}
         for study in progress(read_studies(sources.instructions, Problems()), "MIMIC-ILS again"):
-            if study.id in studies:
-                instructions[SFT] += len(asked_of(study))
-        rest = kept
+            if study.id in kept:
+                take(kept[study.id], study)
     dropped: Counter[str] = Counter()
     agreed = _agree(sources, by_study, covered, parser_of(settings.reports), parses, problems, dropped)
     sides = divide(agreed, settings.splits)

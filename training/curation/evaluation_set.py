@@ -64,7 +64,7 @@ def write_evaluation_set(
         ) from None
     wanted = {row["dicom_id"] for row in questions}
     sizes = read_sizes(sources.metadata, problems, wanted)
-    lungs = lungs_from(settings.lungs, sources, wanted, problems)
+    lungs = lungs_from(settings.lungs, sources, wanted, problems, sizes)
     counts: Counter[str] = Counter(positive=0, negative=0)
     whole: dict[str, bool] = {}
     rows: list[dict[str, Any]] = []

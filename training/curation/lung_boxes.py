@@ -17,6 +17,7 @@ from xflow_core.domain.geometry import Box
 from xflow_core.domain.instruction import Instruction
 
 Boxes = dict[str, Box]
+Sizes = dict[str, tuple[int, int]]
 
 
 class LungBoxes(Protocol):
@@ -32,8 +33,10 @@ class CheXmaskLungs:
 
     name = "chexmask"
 
-    def __init__(self, path: Path, wanted: Collection[str], least_quality: float, problems: Problems) -> None:
-        table = read_lung_boxes(path, problems, wanted=wanted, least_quality=least_quality)
+    def __init__(
+        self, path: Path, wanted: Collection[str], least_quality: float, problems: Problems, sizes: Sizes | None = None
+    ) -> None:
+        table = read_lung_boxes(path, problems, sizes, wanted, least_quality)
         self._boxes = {lungs.dicom_id: lungs.boxes for lungs in table}
 
     def of(self, dicom_id: str, image: Path) -> Boxes | None:
@@ -43,11 +46,11 @@ class CheXmaskLungs:
 class CxasLungs:
     name = "cxas"
 
-    def __init__(self, folder: Path, problems: Problems) -> None:
-        self._folder, self._problems = folder, problems
+    def __init__(self, folder: Path, problems: Problems, sizes: Sizes | None = None) -> None:
+        self._folder, self._problems, self._sizes = folder, problems, sizes or {}
 
     def of(self, dicom_id: str, image: Path) -> Boxes | None:
-        return read_lungs(self._folder, dicom_id, self._problems)
+        return read_lungs(self._folder, dicom_id, self._problems, self._sizes.get(dicom_id))
 
 
 class BundleLungs:
@@ -74,10 +77,16 @@ class BundleLungs:
         return {lung.label: lung.box for lung in lungs}
 
 
-def lungs_from(settings: LungSettings, sources: Sources, wanted: Collection[str], problems: Problems) -> LungBoxes:
-    """The source that the configuration names."""
+def lungs_from(
+    settings: LungSettings, sources: Sources, wanted: Collection[str], problems: Problems, sizes: Sizes | None = None
+) -> LungBoxes:
+    """The source that the configuration names.
+
+    Args:
+        wanted: the radiographs that will be asked for. sizes: theirs; a record of another size is left out.
+    """
     if settings.source == "chexmask":
-        return CheXmaskLungs(sources.chexmask, wanted, settings.least_quality, problems)
+        return CheXmaskLungs(sources.chexmask, wanted, settings.least_quality, problems, sizes)
     if settings.source == "cxas":
-        return CxasLungs(sources.cxas, problems)
+        return CxasLungs(sources.cxas, problems, sizes)
     return BundleLungs(settings.bundle, problems)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -81,13 +83,8 @@ class Problems:
     def __init__(self, path: Path | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, list[Problem]] = {}
-        self._path, self._part = path, None if path is None else path.with_name(f".{path.name}.part")
-        self._file: TextIO | None = None
-        if self._part is not None:
-            try:
-                self._file = open(self._part, "w", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
-            except OSError as problem:
-                raise NotWritten(f"{path} cannot be written: {problem.strerror or problem}.") from problem
+        self._path = path
+        self._file: TextIO | None = None if path is None else _part_of(path)
 
     def add(self, kind: str, path: Path | str, record: str, what: str = "") -> None:
         problem = Problem(kind, str(path), record, what)
@@ -97,6 +94,26 @@ class Problems:
             kept.append(problem)
         if self._file is not None:
             self._file.write(json.dumps(asdict(problem)) + "\n")
+
+    @contextlib.contextmanager
+    def into(self, path: Path) -> Iterator[None]:
+        """Write what is added meanwhile to ``path`` too, which is there when the block ends, unless by an error."""
+        held, self._file = self._file, _part_of(path)
+        try:
+            yield
+            self._file.close()
+            os.replace(self._file.name, path)
+        finally:
+            self._file.close()
+            Path(self._file.name).unlink(missing_ok=True)
+            self._file = held
+
+    def take(self, path: Path) -> None:
+        """Add those that another process wrote to ``path``."""
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                self.add(row["kind"], row["path"], row["record"], row["what"])
 
     def lines(self) -> list[str]:
         """A summary for people: every kind with its count, and its first records."""
@@ -112,6 +129,14 @@ class Problems:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        if self._file is not None and self._part is not None and self._path is not None:
+        if self._file is not None and self._path is not None:
             self._file.close()
-            os.replace(self._part, self._path)
+            os.replace(self._file.name, self._path)
+
+
+def _part_of(path: Path) -> TextIO:
+    """A hidden file beside ``path``, until it may have the name."""
+    try:
+        return open(path.with_name(f".{path.name}.part"), "w", encoding="utf-8")
+    except OSError as problem:
+        raise NotWritten(f"{path} cannot be written: {problem.strerror or problem}.") from problem
