@@ -21,6 +21,7 @@ from training.curation.report_parsing import EndpointParser, Parses, ReportParse
 from training.curation.sources.chexpercept import Review, read_reviews
 from training.curation.sources.imagenome import SceneGraphs
 from training.curation.sources.layout import Sources
+from training.curation.sources.mimic_cxr import read_marks
 from training.curation.sources.mimic_ils import Study, read_studies
 from training.curation.sources.problems import Problems
 from training.curation.sources.reports import Reports
@@ -80,6 +81,8 @@ def curate(
         CallError: a set is missing or damaged. EngineError: the model that reads reports gives no answer. ValueRefused:
             the splits would not be disjoint.
     """
+    # Disjoint by patient is worth as much as the patients' ids: MIMIC-ILS's are held against MIMIC-CXR's own.
+    known = read_marks(sources.metadata) if sources.metadata.is_file() else None
     reviews = read_reviews(sources.reviews, problems)
     by_study: dict[str, list[Review]] = defaultdict(list)
     for review in reviews.usable:
@@ -97,7 +100,7 @@ def curate(
         if asked is not None:
             asked(entry, questions)
 
-    for study in progress(read_studies(sources.instructions, problems), "MIMIC-ILS"):
+    for study in progress(read_studies(sources.instructions, problems, known), "MIMIC-ILS"):
         in_set[study.split] += 1
         if study.split == "train" and study.id in reviews.studies:
             covered[study.id] = study

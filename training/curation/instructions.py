@@ -19,7 +19,7 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -72,15 +72,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    settings, out = read_settings(arguments.config), arguments.out
+    # Absolute: shards may be made by processes that work elsewhere.
+    settings, out = read_settings(arguments.config), arguments.out.absolute()
+    sources = settings.sources.under(arguments.data.absolute())
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise NotWritten(f"{out} cannot be made: {problem.strerror or problem}.") from None
     with Problems(out / "problems.jsonl") as problems:
         report = write_instructions(
-            settings.sources.under(arguments.data),
-            arguments.splits,
+            sources,
+            arguments.splits.absolute(),
             out,
             settings,
             problems,
@@ -89,7 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
         )
     if not arguments.annotations_only:
         shown = examples(out, (SFT, RL))
-        write_whole(out / "examples.png", instruction_sheet(shown, settings.sources.under(arguments.data)))
+        write_whole(out / "examples.png", instruction_sheet(shown, sources))
     title = f"The initial policy's examples (Table 6); lung boxes from {report['lung_source']}"
     write_whole(out / "report.txt", told(title, report["counts"], problems))
     write_whole(out / "manifest.json", (json.dumps(report, indent=1) + "\n").encode())
@@ -188,7 +190,7 @@ class Finishing:
             if isinstance(found, str):
                 return found
             boxes = found
-        place = "+".join(region.replace(" ", "-") for region in draft.regions)
+        place, level, grounded = _asked_about(draft.regions)
         return {
             "id": f"{draft.study}_{draft.finding}_{place}_{'positive' if draft.present else 'negative'}",
             "study": draft.study,
@@ -196,11 +198,11 @@ class Finishing:
             "image": draft.image,
             "instruction": draft.instruction,
             "finding": draft.finding,
-            "level": level_of(draft.regions[0]),
+            "level": level,
             "regions": list(draft.regions),
             "present": draft.present,
             "lungs": [{"label": label, "box": lungs[label].to_json()} for label in LUNGS],
-            "grounded": list(lungs_for(draft.regions)),
+            "grounded": grounded,
             "lung_source": lung_source,
             "verdicts": [{"region": region, "present": present} for region, present in verdicts.items()],
             "boxes": boxes,
@@ -216,6 +218,12 @@ class Finishing:
             return "mask unusable"
         boxes = [Box.around(piece) for piece in components_of(on_the_side(mask, draft.regions, lungs))]
         return [box.to_json() for box in boxes if box is not None] or "nothing of the mask on the question's side"
+
+
+@cache
+def _asked_about(regions: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
+    """A word for the regions, their level, and the lungs to ground."""
+    return "+".join(region.replace(" ", "-") for region in regions), level_of(regions[0]), lungs_for(regions)
 
 
 def verdicts_for(draft: Draft) -> dict[str, bool] | None:

@@ -52,14 +52,21 @@ class Span:
     stop: int
 
     def rows(self) -> Iterator[Row]:
-        file = pq.ParquetFile(self.path)
-        first = 0
-        for group in range(file.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
-            start, stop = max(self.start - first, 0), min(self.stop - first, count)
-            if start < stop:
-                yield from file.read_row_group(group).slice(start, stop - start).to_pylist()
-            first += count
+        """
+        Raises:
+            CallError: the file is not there, or damaged.
+        """
+        try:
+            with pq.ParquetFile(self.path) as file:
+                first = 0
+                for group in range(file.num_row_groups):
+                    count = file.metadata.row_group(group).num_rows
+                    start, stop = max(self.start - first, 0), min(self.stop - first, count)
+                    if start < stop:
+                        yield from file.read_row_group(group).slice(start, stop - start).to_pylist()
+                    first += count
+        except (OSError, pa.ArrowInvalid) as problem:
+            raise CallError(f"{self.path} cannot be read: {problem}; make it anew.") from None
 
 
 @dataclass(frozen=True)

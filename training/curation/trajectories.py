@@ -16,7 +16,9 @@ import argparse
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +27,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.curation.components import components_of, on_the_side
-from training.curation.curate import progress
 from training.curation.division import RL, SFT, VAL
 from training.curation.oracle import revise, start
 from training.curation.paper import PAPER, RevisionSettings, read_settings
 from training.curation.pictures import examples, trajectory_sheet
-from training.curation.shards import told, write_shards
+from training.curation.shards import Maker, Piece, Row, Span, Stage, Workers, told, write_shards
 from training.curation.sources.layout import Sources
 from training.curation.sources.masks import read_mask
 from training.curation.sources.problems import Problems
 from xflow_core.bundles.loading import load_engine
+from xflow_core.bundles.manifest import find_bundle
 from xflow_core.domain import rle
-from xflow_core.domain.errors import CallError, NotWritten, RadiographError
+from xflow_core.domain.errors import BundleError, CallError, NotWritten, RadiographError
 from xflow_core.domain.geometry import Box, mask_iou
-from xflow_core.domain.trace import Click
+from xflow_core.domain.trace import BundleIdentity, Click
 from xflow_core.export.files import write_whole
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import read_radiograph
@@ -61,8 +63,8 @@ ROWS = pa.schema([
 # A box, the masks that follow from it, the clicks between them.
 _Made = tuple[Box, tuple[np.ndarray, ...], tuple[Click, ...]]
 _Make = Callable[[EncodedRadiograph, np.ndarray, str, int], Iterator[_Made | None]]
-# Trajectories are slow to make: small shards lose little when a run is stopped.
-_DRAFTS_EACH = 500
+# Radiographs a shard. Trajectories are slow to make: small shards lose little when a run is stopped.
+_RADIOGRAPHS_EACH = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,31 +74,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, default=PAPER)
     parser.add_argument("--bundle", default="compact", help="whose segmenter stands for F_seg")
     parser.add_argument("--device", default="auto")
+    Workers.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    settings, out = read_settings(arguments.config), arguments.out
-    engine = load_engine(arguments.bundle, arguments.device)
+    # Absolute: shards may be made by processes that work elsewhere.
+    settings, out = read_settings(arguments.config), arguments.out.absolute()
+    found = find_bundle(arguments.bundle)
+    bundle = str(found.folder.absolute()) if Path(arguments.bundle).is_dir() else arguments.bundle
+    identity = found.identity.to_json()
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise NotWritten(f"{out} cannot be made: {problem.strerror or problem}.") from None
-    identity = engine.identity.to_json()
+    sources = settings.sources.under(arguments.data.absolute())
+    seed = settings.splits.seed
+    make = partial(with_bundle, bundle, arguments.device, found.identity, sources, settings.revision, seed)
+    key = json.dumps([identity, settings.to_json()])
     with Problems(out / "problems.jsonl") as problems:
-        maker = Trajectories(
-            settings.sources.under(arguments.data), engine.segmenter, settings.revision, settings.splits.seed, problems
-        )
         report = {
             "schema": SCHEMA,
             "notice": "not for clinical use",
             "segmenter": identity,
-            **write_trajectories(arguments.instructions, out, maker, json.dumps([identity, settings.to_json()])),
+            **write_trajectories(
+                arguments.instructions.absolute(),
+                out,
+                make,
+                key,
+                problems,
+                Workers.of(arguments),
+                gpu=arguments.device in ("auto", "cuda"),
+            ),
             "problems": dict(sorted(problems.counts.items())),
             "settings": settings.to_json(),
         }
     title = f"The revision policy's examples (Table 6); F_seg: {identity['name']} {identity['version']}"
     write_whole(out / "report.txt", told(title, report["counts"], problems))
-    write_whole(out / "examples.png", trajectory_sheet(examples(out, ("sft",)), settings.sources.under(arguments.data)))
+    write_whole(out / "examples.png", trajectory_sheet(examples(out, ("sft",)), sources))
     write_whole(out / "manifest.json", (json.dumps(report, indent=1) + "\n").encode())
     LOG.info(
         "%s, in %s; not for clinical use", ", ".join(f"{k}: {v['rows']}" for k, v in report["counts"].items()), out
@@ -118,15 +132,23 @@ class Trajectories:
         self._settings, self._seed = settings, seed
         self._last: tuple[str, EncodedRadiograph | None] = ("", None)
 
+    def rows(self, split: str, drafts: Iterator[Row]) -> Iterator[Row | str]:
+        """Of a piece of the instructions; negative ones are passed over."""
+        self._last = ("", None)
+        finish = self.starts if split == RL else self.trajectories
+        for draft in drafts:
+            if draft["present"]:
+                yield from finish(draft)
+
     def trajectories(self, draft: dict[str, Any]) -> list[dict[str, Any] | str]:
         """For SFT."""
-        return self._rows(draft, self._revised)
+        return self._made(draft, self._revised)
 
     def starts(self, draft: dict[str, Any]) -> list[dict[str, Any] | str]:
         """For RL."""
-        return self._rows(draft, self._started)
+        return self._made(draft, self._started)
 
-    def _rows(self, draft: dict[str, Any], make: _Make) -> list[dict[str, Any] | str]:
+    def _made(self, draft: dict[str, Any], make: _Make) -> list[dict[str, Any] | str]:
         image = self._image(draft["image"])
         if image is None:
             return ["radiograph unreadable"]
@@ -182,7 +204,41 @@ class Trajectories:
         return self._last[1]
 
 
-def write_trajectories(instructions: Path, out: Path, maker: Trajectories, key: str) -> dict[str, Any]:
+def with_bundle(
+    bundle: str,
+    device: str,
+    identity: BundleIdentity,
+    sources: Sources,
+    settings: RevisionSettings,
+    seed: int,
+    problems: Problems,
+) -> Trajectories:
+    """A maker whose segmenter is a bundle's, wherever the shards are made.
+
+    Raises:
+        BundleError: the bundle there is not the one that ``identity`` names.
+    """
+    engine = load_engine(bundle, device)
+    if engine.identity != identity:
+        raise BundleError(
+            f"The bundle {bundle!r} is another one here ({engine.identity.name} {engine.identity.version}) than where "
+            "the run was started; install the same."
+        )
+    # Sums depend on the number of threads: with one, the bytes do not hang on how many cores a machine has.
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    return Trajectories(sources, engine.segmenter, settings, seed, problems)
+
+
+def write_trajectories(
+    instructions: Path,
+    out: Path,
+    make: Callable[[Problems], Maker],
+    key: str,
+    problems: Problems,
+    workers: Workers | None = None,
+    gpu: bool = False,
+) -> dict[str, Any]:
     """Write the shards of all splits; gives counts and shards for the manifest.
 
     Raises:
@@ -196,21 +252,31 @@ def write_trajectories(instructions: Path, out: Path, maker: Trajectories, key: 
             f"{instructions} holds no finished instructions ({problem}); `python -m training instructions` makes them."
         ) from None
     digest = hashlib.sha256((key + json.dumps(manifest["shards"])).encode()).hexdigest()
-    counts, shards = {}, []
+    pieces = {}
     for split in (SFT, VAL, RL):
         paths = [instructions / name for name in files if name.rsplit("-", 1)[0] == split]
-        finish = maker.starts if split == RL else maker.trajectories
-        drafts = progress(_positive(paths), split)
-        counted, made = write_shards(out, split, ROWS, drafts, finish, digest, _DRAFTS_EACH)
-        counts[split] = dict(sorted(counted.items()))
-        shards += made
+        pieces[split] = pieces_of(split, paths, _RADIOGRAPHS_EACH)
+    counts, shards = write_shards(Stage(out, ROWS, make, digest, gpu), pieces, problems, workers)
     return {"counts": counts, "shards": shards}
 
 
-def _positive(paths: list[Path]) -> Iterator[dict[str, Any]]:
-    """The positive instructions, in their order."""
+def pieces_of(split: str, paths: Sequence[Path], each: int) -> list[Piece]:
+    """Pieces of ``each`` radiographs with a positive instruction; what is asked of one is never parted, also where it
+    goes from one file into the next."""
+    pieces: list[Piece] = []
+    spans: list[Span] = []
+    held, last = 0, None
     for path in paths:
-        for batch in pq.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                if row["present"]:
-                    yield row
+        table = pq.read_table(path, columns=["image", "present"])
+        start = 0
+        for place, (image, present) in enumerate(
+            zip(table["image"].to_pylist(), table["present"].to_pylist(), strict=True)
+        ):
+            if not present or image == last:
+                continue
+            if held == each:
+                pieces.append(Piece(split, len(pieces), (*spans, Span(path, start, place))))
+                spans, start, held = [], place, 0
+            held, last = held + 1, image
+        spans.append(Span(path, start, table.num_rows))
+    return [*pieces, Piece(split, len(pieces), tuple(spans))] if held else pieces

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -293,8 +294,8 @@ def test_lungs_come_from_the_source_that_is_named(drawn: Miniature, splits: Path
 
 
 def test_trajectories_are_made_component_by_component(drawn: Miniature, instructions: Path, tmp_path: Path) -> None:
-    maker = Trajectories(drawn.sources, Brush(), REVISION, 0, Problems())
-    report = write_trajectories(instructions, tmp_path, maker, "key")
+    make = partial(Trajectories, drawn.sources, Brush(), REVISION, 0)
+    report = write_trajectories(instructions, tmp_path, make, "key", Problems())
     made, asked = rows_of(tmp_path, "sft"), rows_of(instructions, "sft")
     components = sum(len(row["boxes"]) for row in asked if row["present"])
     unreadable = report["counts"]["sft"].get("dropped: radiograph unreadable", 0)

@@ -224,7 +224,7 @@ def test_splits_are_written_alike_twice_and_say_what_they_hold(annotated: Miniat
     questions = pq.read_table(tmp_path / "one" / "questions.parquet").to_pylist()
     assert len({row["id"] for row in questions}) == len(questions)
     assert all((row["mask"] is not None) == row["present"] for row in questions)
-    assert manifest["schema"] == "xflow.splits/1" and manifest["settings"]["splits"]["seed"] == 0
+    assert manifest["schema"] == "xflow.splits/2" and manifest["settings"]["splits"]["seed"] == 0
     with pytest.raises(SystemExit) as stopped:
         main(["splits", "--data", str(annotated.root), "--out", str(tmp_path / "one")])
     assert stopped.value.code == 2

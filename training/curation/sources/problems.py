@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -17,12 +17,15 @@ from xflow_core.domain.errors import NotWritten
 KINDS = {
     "study_malformed": "the study's value is not the object that it should be; the study is left out",
     "study_repeated": "the study stands there a second time; the first is kept",
+    "radiograph_repeated": "the radiograph stands in another study already; the second study is left out",
+    "metadata_differs": "the metadata has no such radiograph of this patient and study; the study is left out",
     "subject_differs": "the patient id contradicts the image's path; the study is left out",
     "split_unknown": "the split is none of train, val, test; its studies are left out",
     "pair_malformed": "the pair is not an object; it is left out",
     "missing_field": "a field is missing or of the wrong type; the record is left out",
     "unknown_target": "the target is none of the seven findings; the pair is left out",
     "unknown_location": "a location is not one of the region names; the pair is left out",
+    "pair_repeated": "a pair of that id stands in the study already; the first is kept",
     "pair_of_other_study": "the pair's id names another study; it is left out",
     "seg_contradicts": "seg contradicts the list that the pair stands in; it is left out",
     "no_mask_path": "a positive pair without a mask's path inside the set; it is left out",
@@ -48,6 +51,7 @@ KINDS = {
     "rle_empty": "an organ has no pixel; the line is left out",
     "size_differs": "height and width are not the radiograph's; the line is left out",
     "low_quality": "Dice RCA (Mean) is below the limit; the line is left out",
+    "row_repeated": "the radiograph has a usable line already; the first is kept",
     "row_malformed": "the line does not have the columns it should; it is left out",
     "lungs_missing": "a lung's mask is missing",
     "masks_malformed": "the entry's masks cannot be read; it is left out",
@@ -115,14 +119,15 @@ class Problems:
                 row = json.loads(line)
                 self.add(row["kind"], row["path"], row["record"], row["what"])
 
-    def lines(self) -> list[str]:
-        """A summary for people: every kind with its count, and its first records."""
+    def lines(self, every: Collection[str] = ()) -> list[str]:
+        """A summary for people: every kind with its count, and its first records; more of the kinds in ``every``."""
         said = []
         for kind, count in sorted(self.counts.items()):
             said.append(f"{count} x {kind}: {KINDS[kind]}")
-            said += [
-                f"    {problem.path}: {problem.record} {problem.what}".rstrip() for problem in self.first[kind][:3]
-            ]
+            shown = self.first[kind][: _SHOWN if kind in every else 3]
+            said += [f"    {problem.path}: {problem.record} {problem.what}".rstrip() for problem in shown]
+            if len(shown) < count:
+                said.append(f"    .. and {count - len(shown)} more")
         return said
 
     def __enter__(self) -> Problems:
