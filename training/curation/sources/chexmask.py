@@ -25,6 +25,7 @@ from .problems import Problems
 
 # The authors' advice: keep Dice RCA (Mean) >= 0.7.
 LEAST_QUALITY = 0.7
+_LONGEST_SIDE = 100_000
 _ID_COLUMNS = ("dicom_id", "image_id", "Image Index")
 
 
@@ -53,7 +54,9 @@ def runs_of(text: str, size: tuple[int, int]) -> np.ndarray:
     runs = numbers.reshape(-1, 2) - (1, 0)
     if not len(runs):
         raise ValueRefused("rle_empty: there is no run.")
-    if runs.min() < 0 or (runs[:, 1] < 1).any() or (runs.sum(1) > size[0] * size[1]).any():
+    pixels = size[0] * size[1]
+    # Each number by itself first: the sum of two large ones may run over.
+    if runs.min() < 0 or runs[:, 1].min() < 1 or runs.max() > pixels or runs.sum(1).max() > pixels:
         raise ValueRefused(f"rle_overruns: the runs leave an image of {size[0]} x {size[1]} pixels.")
     return runs
 
@@ -143,7 +146,7 @@ def _lungs(
     except (ValueError, OverflowError):
         problems.add("row_malformed", path, f"line {number}", dicom_id)
         return None
-    if min(size) < 1:
+    if not 1 <= min(size) <= max(size) <= _LONGEST_SIDE:
         problems.add("row_malformed", path, f"line {number}", f"{dicom_id}: {size[0]} x {size[1]} pixels")
         return None
     if sizes is not None and sizes.get(dicom_id, size) != size:

@@ -37,6 +37,8 @@ _ATTRIBUTES = {
     "edema": ("anatomicalfinding", "pulmonary edema/hazy opacity"),
     "effusion": ("anatomicalfinding", "pleural effusion"),
 }
+# CheXpercept's names for the points, and for the contours, to choose from.
+POINTS = ("A", "B", "C", "D")
 _ZONE_OBJECTS = {"upper zone lung": "upper lung zone", "mid zone lung": "mid lung zone", "lung base": "lower lung zone"}
 _CHEXPERCEPT_ZONES = {
     "upper zone lung": "upper zone lung",
@@ -200,7 +202,7 @@ def reviews(study: SyntheticStudy) -> dict[str, dict[str, Any]]:
             },
         }
         if present:
-            entry["contour_qa"] = _contour_questions(f"{finding}_{pair}", finding)
+            entry["contour_qa"] = _contour_questions(f"{finding}_{pair}", finding, revised(study, finding))
             if finding != "cardiomegaly":
                 zones = [_chexpercept_zone(region) for region in study.present[finding]]
                 if study.flaw == "review_zone" and mine:
@@ -224,25 +226,50 @@ def _chexpercept_zone(region: str) -> str:
     return f"{side} {_CHEXPERCEPT_ZONES[zone]}"
 
 
-def _contour_questions(key: str, finding: str) -> dict[str, Any]:
-    """Reviewed as optimal: nothing to expand or contract."""
-    return {
-        "no_deformation": True,
+def revised(study: SyntheticStudy, finding: str) -> str | None:
+    """What CheXpercept asks to do with the contour that it shows of a reviewed finding: "expansion", "contraction", or
+    None where it is shown as it is."""
+    return study.random(f"revision/{finding}").choice((None, None, "expansion", "contraction"))
+
+
+def _contour_questions(key: str, finding: str, change: str | None) -> dict[str, Any]:
+    folder = f"chexpercept/{key}/contour_qa"
+    questions = {
+        "no_deformation": change is None,
         "initial_context": f"The mask marks the {finding}.",
-        "revision_before_masks": [],
+        "revision_before_masks": [] if change is None else ["component_0_changed"],
         "revision_after_masks": ["component_0"],
         "true_masks": ["component_0"],
-        "fake_masks": [],
+        "fake_masks": [] if change is None else ["component_0_changed"],
         "true_combination": ["component_0"],
-        "fake_combinations": [],
+        "fake_combinations": [] if change is None else [["component_0_changed"]],
         "contour_eval_qa": {
             "question": f"Does the contour follow the {finding}?",
             "answer_options": ["Yes", "No"],
-            "answer": "Yes",
-            "answer_index": 1,
-            "relative_path": f"chexpercept/{key}/contour_qa/contour_eval_qa/xray_with_mask.png",
+            "answer": "Yes" if change is None else "No",
+            "answer_index": 1 if change is None else 2,
+            "relative_path": f"{folder}/contour_eval_qa/xray_with_mask.png",
         },
     }
+    for asked in () if change is None else ("expansion", "contraction"):
+        right = POINTS.index("D") if asked != change else 0
+        questions[f"contour_revision_qa_{asked}"] = {
+            "question": f"Which points call for {asked}?",
+            "answer_options": [*POINTS[:3], "None of the above"],
+            "answer": [*POINTS[:3], "None of the above"][right],
+            "answer_index": [right + 1],
+        }
+    if change is not None:
+        options = [
+            {"option": name, "relative_path": f"{folder}/contour_revision_qa/option_{name}.png"} for name in POINTS
+        ]
+        questions["contour_revision_qa_revision_result"] = {
+            "question": f"Which contour follows the {finding}?",
+            "answer_options": options,
+            "answer": POINTS[0],
+            "answer_index": 1,
+        }
+    return questions
 
 
 def _attribute_questions(finding: str, zones: list[str]) -> dict[str, Any]:
@@ -332,6 +359,48 @@ def scene_graph(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> dict[
     }
 
 
+GOLD_BOXES = (
+    "image_id", "x1", "y1", "x2", "y2", "width", "height", "bbox_name", "annot_id", "original_x1", "original_x2",
+    "original_y1", "original_y2", "original_width", "original_height", "annotator", "coord224", "coord_original",
+)  # fmt: skip
+GOLD_ATTRIBUTES = ("image_id", "bbox", "label_name", "context", "categoryID")
+GOLD_SCALES = ("image_id", "top", "bottom", "left", "right", "ratio")
+
+
+def gold_rows(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> tuple[list[list[Any]], list[list[Any]]]:
+    """The study's lines in Chest ImaGenome's gold tables: boxes, and what is stated of them."""
+    graph, name = scene_graph(study, outlines), f"{study.dicom_id}.dcm"
+    boxes = []
+    for number, entry in enumerate(graph["objects"]):
+        small = [entry[key] for key in ("x1", "y1", "x2", "y2")]
+        x1, y1, x2, y2 = (entry[f"original_{key}"] for key in ("x1", "y1", "x2", "y2"))
+        boxes.append([
+            name, *small, entry["width"], entry["height"], entry["bbox_name"], number, x1, x2, y1, y2, x2 - x1, y2 - y1,
+            "synthetic", small, [x1, y1, x2, y2],
+        ])  # fmt: skip
+    stated = []
+    for entry in graph["attributes"]:
+        for phrase in entry["attributes"]:
+            for attribute in phrase:
+                category, answer, word = attribute.split("|", 2)
+                stated.append([name, entry["bbox_name"], word, answer, category])
+    return boxes, stated
+
+
+def gold_scale(study: SyntheticStudy) -> list[Any]:
+    """How the radiograph is brought into the frame of 224 pixels: its borders there, and the ratio."""
+    ratio, left, top = _frame(study)
+    right, bottom = 224 - round(left), 224 - round(top)
+    return [f"{study.dicom_id}.dcm", round(top), bottom, round(left), right, round(ratio, 6)]
+
+
+def _frame(study: SyntheticStudy) -> tuple[float, float, float]:
+    """Ratio, and the empty border on the left and on top."""
+    height, width = study.size
+    ratio = 224 / max(height, width)
+    return ratio, (224 - width * ratio) / 2, (224 - height * ratio) / 2
+
+
 def _objects(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> dict[str, tuple[int, int, int, int]]:
     """Boxes in original pixels; the costophrenic angles reach out of the lung, as the real ones do."""
     boxes = {}
@@ -354,9 +423,7 @@ def _objects(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> dict[str
 
 
 def _object(study: SyntheticStudy, name: str, box: tuple[int, int, int, int]) -> dict[str, Any]:
-    height, width = study.size
-    ratio = 224 / max(height, width)
-    left, top = (224 - width * ratio) / 2, (224 - height * ratio) / 2
+    ratio, left, top = _frame(study)
     x1, y1, x2, y2 = box
     small = [round(x1 * ratio + left), round(y1 * ratio + top), round(x2 * ratio + left), round(y2 * ratio + top)]
     return {
