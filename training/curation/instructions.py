@@ -3,7 +3,8 @@
 One row an instruction: for SFT (``sft-*.parquet``, ``sft_val-*.parquet``) every question that MIMIC-ILS's pairs ask of
 D_SFT, in varied words; for RL (``rl-*.parquet``) the questions of D_RL. A row holds what a target is made of, not its
 text: both lungs' boxes and their source, which of them the question grounds, a verdict for each region, the boxes of
-the lesion's components. What a policy is to write follows from it by the transcript grammar, which is not this room's.
+the lesion's components. Its text is written when the row is used, by the functions that the policies write with
+(:mod:`training.policies.targets`); a row that has none in that grammar is left out here, and counted.
 Images are by reference; ``examples.png`` shows some rows. Without masks (``--annotations-only``) the lesion boxes are
 null.
 
@@ -39,7 +40,8 @@ from training.curation.sources.mimic_cxr import read_sizes
 from training.curation.sources.mimic_ils import read_studies
 from training.curation.sources.problems import Problems
 from training.curation.templates import phrased
-from xflow_core.domain.errors import CallError, NotWritten
+from training.policies.targets import InitTarget
+from xflow_core.domain.errors import CallError, NotWritten, ValueRefused
 from xflow_core.domain.findings import HEART, LUNGS, level_of, lung_of, lungs_for, verdict_regions
 from xflow_core.domain.geometry import Box
 from xflow_core.export.files import write_whole
@@ -228,6 +230,11 @@ class _Finishing:
             "boxes": boxes,
             "mask": draft.mask,
         }
+        if boxes is not None:
+            try:
+                InitTarget.of_row(row)
+            except ValueRefused:
+                return ["no answer: a region that is present and that no box reaches, or too many boxes in one"]
         return [row]
 
     def _lungs_of(self, draft: Draft) -> dict[str, Box] | None:
