@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from training.curation.agreement import Agreed, agree
 from training.curation.division import EVAL, RL, SFT, VAL, Radiograph, check_disjoint, divide
@@ -22,7 +30,7 @@ from training.curation.sources.chexpercept import Review, read_reviews
 from training.curation.sources.imagenome import SceneGraphs
 from training.curation.sources.layout import Sources
 from training.curation.sources.mimic_cxr import read_marks
-from training.curation.sources.mimic_ils import Study, read_studies
+from training.curation.sources.mimic_ils import Pair, Study, read_studies
 from training.curation.sources.problems import Problems
 from training.curation.sources.reports import Reports
 
@@ -59,7 +67,13 @@ def parser_of(settings: ReportSettings) -> ReportParser:
     """The parser that the configuration names. An endpoint's key is read from XFLOW_REPORTS_KEY."""
     if settings.parser == "rules":
         return RuleParser()
-    return EndpointParser(settings.url, settings.model, key=os.environ.get("XFLOW_REPORTS_KEY"))
+    if settings.parser == "medgemma":
+        # torch is not loaded for anything else here.
+        from training.curation.medgemma_reports import MedGemmaParser
+
+        return MedGemmaParser.load(settings.model, settings.at_once)
+    key = os.environ.get("XFLOW_REPORTS_KEY")
+    return EndpointParser(settings.url, settings.model, key=key, at_once=settings.at_once)
 
 
 def curate(
@@ -147,24 +161,26 @@ def _agree(
         Reports(sources.reports, problems) as reports,
         Parses(parses, parser) as read,
     ):
-        for name, entries in progress(sorted(by_study.items()), "Agreement"):
-            study = covered.get(name)
-            known = {} if study is None else {pair.id: pair for pair in study.pairs}
-            usable = []
-            for review in entries:
-                pair = known.get(review.pair)
-                if pair is None or pair.finding != review.finding:
-                    problems.add("review_unknown", sources.reviews, review.key)
-                elif study is not None and review.dicom_id != study.dicom_id:
-                    problems.add(
-                        "review_dicom", sources.reviews, review.key, f"{review.dicom_id}, not {study.dicom_id}"
-                    )
-                else:
-                    usable.append(review)
-            if not usable or study is None:
-                continue
-            report = reports.read(study.subject, study.id)
-            stated = None if report is None else read.stated(study.id, report)
+
+        def cases() -> Iterator[tuple[Study, dict[str, Pair], list[Review], str | None]]:
+            for name, entries in progress(sorted(by_study.items()), "Agreement"):
+                study = covered.get(name)
+                known = {} if study is None else {pair.id: pair for pair in study.pairs}
+                usable = []
+                for review in entries:
+                    pair = known.get(review.pair)
+                    if pair is None or pair.finding != review.finding:
+                        problems.add("review_unknown", sources.reviews, review.key)
+                    elif study is not None and review.dicom_id != study.dicom_id:
+                        problems.add(
+                            "review_dicom", sources.reviews, review.key, f"{review.dicom_id}, not {study.dicom_id}"
+                        )
+                    else:
+                        usable.append(review)
+                if usable and study is not None:
+                    yield study, known, usable, reports.read(study.subject, study.id)
+
+        for (study, known, usable, report), stated in read.alongside(cases(), lambda case: (case[0].id, case[3])):
             graph = graphs.read(study.dicom_id, study.subject, study.id)
             for review in usable:
                 entry = agree(
@@ -175,8 +191,25 @@ def _agree(
     return agreed
 
 
-def progress(items: Iterable[T], name: str) -> Iterable[T]:
-    """A progress bar on a terminal's stderr; nothing elsewhere."""
+def progress(items: Iterable[T], name: str, total: int | None = None, every: float = 60.0) -> Iterator[T]:
+    """The same items, and how far it is: a bar on a terminal, elsewhere a line in the log now and then.
+
+    Args:
+        total: how many there are, where ``items`` does not tell. every: seconds between lines.
+    """
     console = Console(stderr=True)
-    total = len(items) if isinstance(items, Sequence) else None
-    return track(items, name, total=total, console=console, disable=not console.is_terminal)
+    if total is None and isinstance(items, Sequence):
+        total = len(items)
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+            yield from bar.track(items, total=total, description=name)
+        return
+    begun = told = time.monotonic()
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if now - told >= every:
+            told = now
+            of = "" if total is None else f" of {total:,}"
+            LOG.info("%s: %s%s, %.1f a second", name, f"{done:,}", of, done / (now - begun))
+        yield item

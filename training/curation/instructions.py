@@ -3,7 +3,8 @@
 One row an instruction: for SFT (``sft-*.parquet``, ``sft_val-*.parquet``) every question that MIMIC-ILS's pairs ask of
 D_SFT, in varied words; for RL (``rl-*.parquet``) the questions of D_RL. A row holds what a target is made of, not its
 text: both lungs' boxes and their source, which of them the question grounds, a verdict for each region, the boxes of
-the lesion's components. What a policy is to write follows from it by the transcript grammar, which is not this room's.
+the lesion's components. Its text is written when the row is used, by the functions that the policies write with
+(:mod:`training.policies.targets`); a row that has none in that grammar is left out here, and counted.
 Images are by reference; ``examples.png`` shows some rows. Without masks (``--annotations-only``) the lesion boxes are
 null.
 
@@ -38,7 +39,8 @@ from training.curation.sources.layout import Sources
 from training.curation.sources.masks import read_mask
 from training.curation.sources.problems import Problems
 from training.curation.splits import ASKED_TOGETHER, asked_file, read_splits
-from xflow_core.domain.errors import NotWritten
+from training.policies.targets import InitTarget
+from xflow_core.domain.errors import NotWritten, ValueRefused
 from xflow_core.domain.findings import HEART, LUNGS, level_of, lung_of, lungs_for, verdict_regions
 from xflow_core.domain.geometry import Box
 from xflow_core.export.files import write_whole
@@ -191,7 +193,7 @@ class Finishing:
                 return found
             boxes = found
         place, level, grounded = _asked_about(draft.regions)
-        return {
+        row = {
             "id": f"{draft.study}_{draft.finding}_{place}_{'positive' if draft.present else 'negative'}",
             "study": draft.study,
             "dicom_id": draft.dicom_id,
@@ -208,6 +210,12 @@ class Finishing:
             "boxes": boxes,
             "mask": draft.mask,
         }
+        if boxes is not None:
+            try:
+                InitTarget.of_row(row)
+            except ValueRefused:
+                return "no answer: a region that is present and that no box reaches, or too many boxes in one"
+        return row
 
     def _boxes(self, draft: Draft, lungs: Boxes, size: tuple[int, int] | None) -> list[list[float]] | str:
         """The boxes of the mask's components on the question's side, or why there is none."""

@@ -6,12 +6,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
+from training.curation.lungs import read_rows
 from training.curation.paper import LungSettings
 from training.curation.sources.chexmask import read_lung_boxes
 from training.curation.sources.cxas import read_lungs
 from training.curation.sources.layout import Sources
 from training.curation.sources.problems import Problems
-from xflow_core.domain.errors import EngineError, RadiographError
+from xflow_core.domain.errors import CallError, EngineError, RadiographError
 from xflow_core.domain.findings import LUNGS
 from xflow_core.domain.geometry import Box
 from xflow_core.domain.instruction import Instruction
@@ -53,6 +54,22 @@ class CxasLungs:
         return read_lungs(self._folder, dicom_id, self._problems, self._sizes.get(dicom_id))
 
 
+class RunLungs:
+    """What ``python -m training lungs`` made with CXAS or CheXmask-U."""
+
+    def __init__(self, folder: Path) -> None:
+        rows = read_rows(folder)
+        tools = sorted({row["source"] for row in rows})
+        if len(tools) != 1:
+            raise CallError(f"{folder} holds lung boxes of several tools ({', '.join(tools)}); keep those of one.")
+        self.name = tools[0]
+        self._lungs = {row["dicom_id"]: row["lungs"] for row in rows}
+
+    def of(self, dicom_id: str, image: Path) -> Boxes | None:
+        lungs = self._lungs.get(dicom_id)
+        return None if lungs is None else {label: Box(*lungs[label]) for label in LUNGS}
+
+
 class BundleLungs:
     """The lungs that a bundle grounds in the radiograph itself; no other set is needed."""
 
@@ -89,4 +106,6 @@ def lungs_from(
         return CheXmaskLungs(sources.chexmask, wanted, settings.least_quality, problems, sizes)
     if settings.source == "cxas":
         return CxasLungs(sources.cxas, problems, sizes)
+    if settings.source == "run":
+        return RunLungs(sources.lung_boxes)
     return BundleLungs(settings.bundle, problems)

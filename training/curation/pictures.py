@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -50,6 +50,22 @@ def instruction_sheet(rows: Sequence[dict[str, Any]], sources: Sources) -> bytes
         for box in row["boxes"] or ():
             _box(picture, box, _LESION)
         tiles.append(_titled(picture, row["instruction"]))
+    return _png(tiles, 4)
+
+
+def lung_sheet(rows: Sequence[dict[str, Any]], images: Mapping[str, str], sources: Sources) -> bytes:
+    """PNG: the lung boxes that ``training lungs`` found.
+
+    Args:
+        images: a radiograph's file by its DICOM id.
+    """
+    tiles = []
+    for row in rows:
+        picture = _radiograph(sources.images / images[row["dicom_id"]])
+        if picture is not None:
+            for box in row["lungs"].values():
+                _box(picture, box, _LUNG)
+            tiles.append(_titled(picture, row["source"]))
     return _png(tiles, 4)
 
 

@@ -26,7 +26,7 @@ from xflow_core.domain.geometry import Box
 from xflow_core.export.files import write_whole
 
 # The sources that are tables themselves. Others look at each radiograph: that is the shards' work.
-TABLES = ("chexmask",)
+TABLES = ("chexmask", "run")
 _BOX = pa.list_(pa.float64(), 4)
 _COLUMNS = pa.schema([
     ("dicom_id", pa.string()),

@@ -230,7 +230,7 @@ def write_shards(
             _marks(stage, piece)
         else:
             missing.append(piece)
-    for _ in progress((workers or Workers()).write(stage, missing), "shards"):
+    for _ in progress((workers or Workers()).write(stage, missing), "shards", len(missing)):
         pass
     counts: dict[str, Counter[str]] = {split: Counter(rows=0) for split in by_split}
     shards: list[Row] = []

@@ -4,7 +4,8 @@ One row a true component of a positive instruction (paper, A.3, Algorithm 1). Fo
 ``sft_val-*.parquet``): the perturbed box, the mask that the segmenter gives for it, then up to four oracle clicks with
 the mask after each; a trajectory that clicks without improving its mask is dropped. For RL (``rl-*.parquet``): the
 perturbed box and its mask, several a component. Masks are COCO run lengths in the radiograph's frame. F_seg is a
-bundle's segmenter: the compact one runs on a CPU, another bundle's takes its place by ``--bundle``.
+bundle's segmenter: the compact one runs on a CPU, another bundle's takes its place by ``--bundle``. It encodes a
+radiograph once, and is asked once a turn for all components of all questions about it.
 
 ``examples.png`` shows some of them. The same input and segmenter give the same bytes, and a run that was stopped goes
 on. Not for clinical use.
@@ -18,7 +19,9 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ import pyarrow.parquet as pq
 
 from training.curation.components import components_of, on_the_side
 from training.curation.division import RL, SFT, VAL
-from training.curation.oracle import revise, start
+from training.curation.oracle import Trajectory, revise, starts
 from training.curation.paper import PAPER, RevisionSettings, read_settings
 from training.curation.pictures import examples, trajectory_sheet
 from training.curation.shards import Maker, Piece, Row, Span, Stage, Workers, told, write_shards
@@ -40,7 +43,7 @@ from xflow_core.bundles.manifest import find_bundle
 from xflow_core.domain import rle
 from xflow_core.domain.errors import BundleError, CallError, NotWritten, RadiographError
 from xflow_core.domain.geometry import Box, mask_iou
-from xflow_core.domain.trace import BundleIdentity, Click
+from xflow_core.domain.trace import BundleIdentity
 from xflow_core.export.files import write_whole
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import read_radiograph
@@ -60,11 +63,11 @@ ROWS = pa.schema([
     ("clicks", pa.list_(pa.struct([("polarity", pa.string()), ("point", pa.list_(pa.float32(), 2))]))),
     ("ious", pa.list_(pa.float32())),
 ])  # fmt: skip
-# A box, the masks that follow from it, the clicks between them.
-_Made = tuple[Box, tuple[np.ndarray, ...], tuple[Click, ...]]
-_Make = Callable[[EncodedRadiograph, np.ndarray, str, int], Iterator[_Made | None]]
 # Radiographs a shard. Trajectories are slow to make: small shards lose little when a run is stopped.
 _RADIOGRAPHS_EACH = 200
+
+# The positive instructions about one radiograph, as `instructions` wrote them.
+Draft = list[dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +121,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class Trajectories:
-    """Makes the rows of an instruction; an image is read and encoded once for all instructions that follow on it."""
+    """Makes the rows of all positive instructions about one radiograph, which is read and encoded once."""
 
     def __init__(
         self,
@@ -130,78 +133,97 @@ class Trajectories:
     ) -> None:
         self._sources, self._segmenter, self._problems = sources, segmenter, problems
         self._settings, self._seed = settings, seed
-        self._last: tuple[str, EncodedRadiograph | None] = ("", None)
 
     def rows(self, split: str, drafts: Iterator[Row]) -> Iterator[Row | str]:
         """Of a piece of the instructions; negative ones are passed over."""
-        self._last = ("", None)
         finish = self.starts if split == RL else self.trajectories
-        for draft in drafts:
-            if draft["present"]:
-                yield from finish(draft)
+        positive = (draft for draft in drafts if draft["present"])
+        for _, asked in groupby(positive, key=lambda draft: draft["image"]):
+            yield from finish(list(asked))
 
-    def trajectories(self, draft: dict[str, Any]) -> list[dict[str, Any] | str]:
+    def trajectories(self, draft: Draft) -> list[dict[str, Any] | str]:
         """For SFT."""
-        return self._made(draft, self._revised)
+        image, asked, rows = self._asked(draft, 1)
+        if image is not None:
+            truths, rngs = [one.truth for one in asked], [one.rng for one in asked]
+            for one, made in zip(asked, revise(self._segmenter, image, truths, self._settings, rngs), strict=True):
+                rows.append("clicks do not improve the mask" if made is None else _row(one, made))
+        return rows
 
-    def starts(self, draft: dict[str, Any]) -> list[dict[str, Any] | str]:
+    def starts(self, draft: Draft) -> list[dict[str, Any] | str]:
         """For RL."""
-        return self._made(draft, self._started)
+        image, asked, rows = self._asked(draft, self._settings.starts)
+        if image is not None:
+            truths, rngs = [one.truth for one in asked], [one.rng for one in asked]
+            begun = starts(self._segmenter, image, truths, self._settings.jitter, rngs)
+            for one, (box, prediction) in zip(asked, begun, strict=True):
+                iou = mask_iou(prediction.mask, one.truth)
+                rows.append(_row(one, Trajectory(box, (prediction.mask,), (), (iou,))))
+        return rows
 
-    def _made(self, draft: dict[str, Any], make: _Make) -> list[dict[str, Any] | str]:
-        image = self._image(draft["image"])
+    def _asked(self, draft: Draft, times: int) -> tuple[EncodedRadiograph | None, list[_Asked], list[Any]]:
+        """The radiograph, the components to be asked for, and a reason for every instruction that has none."""
+        image = self._read(draft[0]["image"])
         if image is None:
-            return ["radiograph unreadable"]
-        size = image.radiograph.size
-        mask = read_mask(self._sources.mimic_ils / draft["mask"], size, self._problems)
-        if mask is None:
-            return ["mask unusable"]
-        lungs = {lung["label"]: Box(*lung["box"]) for lung in draft["lungs"]}
-        rows: list[dict[str, Any] | str] = []
-        pieces = components_of(on_the_side(mask, draft["regions"], lungs))
-        for number, truth in enumerate(pieces):
-            for turn, made in enumerate(make(image, truth, draft["id"], number)):
-                if made is None:
-                    rows.append("clicks do not improve the mask")
-                    continue
-                box, masks, clicks = made
-                rows.append({
-                    "id": f"{draft['id']}_{number}_{turn}",
-                    **{name: draft[name] for name in ("study", "image", "instruction", "finding")},
-                    "component": number,
-                    "size": list(size),
-                    "truth": rle.encode(truth),
-                    "box": box.to_json(),
-                    "masks": [rle.encode(mask) for mask in masks],
-                    "clicks": [{"polarity": click.polarity, "point": click.point.to_json()} for click in clicks],
-                    "ious": [mask_iou(mask, truth) for mask in masks],
-                })  # fmt: skip
-        return rows or ["nothing of the mask on the question's side"]
-
-    def _revised(self, image: EncodedRadiograph, truth: np.ndarray, name: str, number: int) -> Iterator[_Made | None]:
-        made = revise(self._segmenter, image, truth, self._settings, self._rng(name, number, 0))
-        yield None if made is None else (made.box, made.masks, made.clicks)
-
-    def _started(self, image: EncodedRadiograph, truth: np.ndarray, name: str, number: int) -> Iterator[_Made | None]:
-        for turn in range(self._settings.starts):
-            rng = self._rng(name, number, turn)
-            box, prediction = start(self._segmenter, image, truth, self._settings.jitter, rng)
-            yield box, (prediction.mask,), ()
+            return None, [], ["radiograph unreadable"] * len(draft)
+        size, asked, reasons = image.radiograph.size, [], []
+        masks: dict[str, np.ndarray | None] = {}
+        for question in draft:
+            name = question["mask"]
+            if name not in masks:
+                masks[name] = read_mask(self._sources.mimic_ils / name, size, self._problems)
+            mask = masks[name]
+            if mask is None:
+                reasons.append("mask unusable")
+                continue
+            lungs = {lung["label"]: Box(*lung["box"]) for lung in question["lungs"]}
+            pieces = components_of(on_the_side(mask, question["regions"], lungs))
+            asked += [
+                _Asked(question, number, turn, truth, self._rng(question["id"], number, turn))
+                for number, truth in enumerate(pieces)
+                for turn in range(times)
+            ]
+            if not pieces:
+                reasons.append("nothing of the mask on the question's side")
+        return image, asked, reasons
 
     def _rng(self, name: str, number: int, turn: int) -> np.random.Generator:
         digest = hashlib.sha256(json.dumps([self._seed, name, number, turn]).encode()).digest()
         return np.random.default_rng(list(digest))
 
-    def _image(self, name: str) -> EncodedRadiograph | None:
-        if self._last[0] != name:
-            path = self._sources.images / name
-            try:
-                self._last = (name, EncodedRadiograph(read_radiograph(path)))
-            except RadiographError as problem:
-                kind = "image_truncated" if path.exists() else "image_missing"
-                self._problems.add(kind, path, path.stem, str(problem))
-                self._last = (name, None)
-        return self._last[1]
+    def _read(self, name: str) -> EncodedRadiograph | None:
+        path = self._sources.images / name
+        try:
+            return EncodedRadiograph(read_radiograph(path))
+        except RadiographError as problem:
+            kind = "image_truncated" if path.exists() else "image_missing"
+            self._problems.add(kind, path, path.stem, str(problem))
+            return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """One component of a question's truth, to be asked for with a box of its own. turn: the how-manieth such box."""
+
+    question: dict[str, Any]
+    number: int
+    turn: int
+    truth: np.ndarray
+    rng: np.random.Generator
+
+
+def _row(asked: _Asked, made: Trajectory) -> dict[str, Any]:
+    return {
+        "id": f"{asked.question['id']}_{asked.number}_{asked.turn}",
+        **{name: asked.question[name] for name in ("study", "image", "instruction", "finding")},
+        "component": asked.number,
+        "size": list(asked.truth.shape),
+        "truth": rle.encode(asked.truth),
+        "box": made.box.to_json(),
+        "masks": [rle.encode(mask) for mask in made.masks],
+        "clicks": [{"polarity": click.polarity, "point": click.point.to_json()} for click in made.clicks],
+        "ious": list(made.ious),
+    }
 
 
 def with_bundle(

@@ -36,13 +36,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def splits(drawn: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("splits") / "splits"
-    main(["splits", "--data", str(drawn.root), "--out", str(out)])
-    return out
-
-
-@pytest.fixture(scope="module")
 def instruct(drawn: Miniature, splits: Path) -> Callable[..., Path]:
     """Runs the stage with shards of forty questions."""
 
