@@ -95,7 +95,9 @@ def run(arguments: argparse.Namespace) -> None:
         shown = examples(out, (SFT, RL))
         write_whole(out / "examples.png", instruction_sheet(shown, sources))
     title = f"The initial policy's examples (Table 6); lung boxes from {report['lung_source']}"
-    write_whole(out / "report.txt", told(title, report["counts"], problems))
+    six = settings.table_6
+    paper = {SFT: six.init_sft_train, VAL: six.init_sft_val, RL: six.init_rl_positive + six.init_rl_negative}
+    write_whole(out / "report.txt", told(title, report["counts"], problems, paper))
     write_whole(out / "manifest.json", (json.dumps(report, indent=1) + "\n").encode())
     LOG.info(
         "%s, in %s; not for clinical use", ", ".join(f"{k}: {v['rows']}" for k, v in report["counts"].items()), out

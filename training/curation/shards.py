@@ -268,10 +268,13 @@ def cut(split: str, paths: Iterable[Path], each: int) -> list[Piece]:
     return [Piece(split, number, (span,)) for number, span in enumerate(spans)]
 
 
-def told(title: str, counts: Mapping[str, Mapping[str, int]], problems: Problems) -> bytes:
-    """A stage's report for people: rows and drops by split, problems by kind."""
+def told(
+    title: str, counts: Mapping[str, Mapping[str, int]], problems: Problems, paper: Mapping[str, int] | None = None
+) -> bytes:
+    """A stage's report for people: rows by split, here and in the paper, drops by reason, problems by kind."""
     lines = [title, "Not for clinical use.", ""]
     for split, held in counts.items():
-        lines.append(f"{split}: {held['rows']:,} rows")
+        beside = f" (the paper: {paper[split]:,})" if paper else ""
+        lines.append(f"{split}: {held['rows']:,} rows{beside}")
         lines += [f"    {count:,} x {name}" for name, count in sorted(held.items()) if name != "rows"]
     return ("\n".join([*lines, "", *problems.lines()]) + "\n").encode()

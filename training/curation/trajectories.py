@@ -112,7 +112,9 @@ def run(arguments: argparse.Namespace) -> None:
             "settings": settings.to_json(),
         }
     title = f"The revision policy's examples (Table 6); F_seg: {identity['name']} {identity['version']}"
-    write_whole(out / "report.txt", told(title, report["counts"], problems))
+    six = settings.table_6
+    paper = {SFT: six.rev_sft_train, VAL: six.rev_sft_val, RL: six.rev_rl}
+    write_whole(out / "report.txt", told(title, report["counts"], problems, paper))
     write_whole(out / "examples.png", trajectory_sheet(examples(out, ("sft",)), sources))
     write_whole(out / "manifest.json", (json.dumps(report, indent=1) + "\n").encode())
     LOG.info(

@@ -138,6 +138,7 @@ def test_a_bundles_segmenter_is_loaded_where_the_shards_are_made(drawn: Miniatur
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
     assert manifest["segmenter"]["name"] == "compact" and manifest["counts"]["sft"]["rows"] > 0
+    assert "(the paper: 469,011)" in (tmp_path / "one" / "report.txt").read_text()
 
 
 # Going on ---------------------------------------------------------------------------------------------------------
