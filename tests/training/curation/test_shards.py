@@ -59,10 +59,10 @@ def instructions(instruct: Callable[..., Path], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def few(instructions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The instructions about nine radiographs, in two files."""
+    """The instructions about six radiographs, in two files."""
     folder, shards = tmp_path_factory.mktemp("few"), []
     rows = [row for path in sorted(instructions.glob("sft-*")) for row in pq.read_table(path).to_pylist()]
-    images = sorted({row["image"] for row in rows if row["present"]})[:9]
+    images = sorted({row["image"] for row in rows if row["present"]})[:6]
     rows = [row for row in rows if row["image"] in images]
     schema = pq.read_schema(next(instructions.glob("sft-*"))).remove_metadata()
     for number, held in enumerate((rows[: len(rows) // 2], rows[len(rows) // 2 :])):
@@ -137,10 +137,12 @@ def test_trajectories_are_alike_from_one_process_from_two_and_from_a_cluster(
 
 @SLOW
 def test_a_bundles_segmenter_is_loaded_where_the_shards_are_made(drawn: Miniature, few: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(PAPER.read_text().replace("clicks: 4", "clicks: 1").replace("starts: 20", "starts: 2"))
     for name, processes in (("one", "1"), ("two", "2")):
         main([
             "trajectories", "--data", str(drawn.root), "--instructions", str(few), "--out", str(tmp_path / name),
-            "--processes", processes, "--device", "cpu",
+            "--processes", processes, "--device", "cpu", "--config", str(config),
         ])  # fmt: skip
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
