@@ -161,7 +161,7 @@ def text(curated: Curated, settings: Settings, revision: Mapping[str, int] | Non
     lines.append(f"{'total':16}" + "".join(f"{_cell(*totals[level]):>24}" for level in LEVELS))
     read_by = f"{settings.reports.parser}, {settings.reports.model}"
     if settings.reports.parser == "rules":
-        read_by = "rules (sentence rules; the paper asks MedGemma: reports.parser: endpoint)"
+        read_by = "rules (sentence rules; the paper asks MedGemma: reports.parser: medgemma)"
     lines += ["", f"Reports read by: {read_by}"]
     lines.append(f"Triples admitted: {curated.admitted}; dropped: {sum(curated.dropped.values())}")
     lines += [f"    {count} x {reason}" for reason, count in curated.dropped.most_common()]

@@ -95,6 +95,7 @@ def curate(
         CallError: a set is missing or damaged. EngineError: the model that reads reports gives no answer. ValueRefused:
             the splits would not be disjoint.
     """
+    parser = parser_of(settings.reports)  # first: a model that is not there is told before the sets are read
     # Disjoint by patient is worth as much as the patients' ids: MIMIC-ILS's are held against MIMIC-CXR's own.
     known = read_marks(sources.metadata) if sources.metadata.is_file() else None
     reviews = read_reviews(sources.reviews, problems)
@@ -132,7 +133,7 @@ def curate(
             if study.id in kept:
                 take(kept[study.id], study)
     dropped: Counter[str] = Counter()
-    agreed = _agree(sources, by_study, covered, parser_of(settings.reports), parses, problems, dropped)
+    agreed = _agree(sources, by_study, covered, parser, parses, problems, dropped)
     sides = divide(agreed, settings.splits)
     divided: dict[str, tuple[Agreed, ...]] = {
         side: tuple(entry for entry in agreed if sides[entry.subject] == side) for side in (RL, EVAL)

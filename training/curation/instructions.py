@@ -44,6 +44,7 @@ from xflow_core.domain.errors import NotWritten, ValueRefused
 from xflow_core.domain.findings import HEART, LUNGS, level_of, lung_of, lungs_for, verdict_regions
 from xflow_core.domain.geometry import Box
 from xflow_core.export.files import write_whole
+from xflow_core.policies.transcript import SquareFrame
 
 LOG = logging.getLogger(__name__)
 
@@ -91,17 +92,31 @@ def run(arguments: argparse.Namespace) -> None:
             not arguments.annotations_only,
             Workers.of(arguments),
         )
+    written: list[str] = []
     if not arguments.annotations_only:
         shown = examples(out, (SFT, RL))
         write_whole(out / "examples.png", instruction_sheet(shown, sources))
+        written = written_for(shown, out / "radiographs.parquet")
     title = f"The initial policy's examples (Table 6); lung boxes from {report['lung_source']}"
     six = settings.table_6
     paper = {SFT: six.init_sft_train, VAL: six.init_sft_val, RL: six.init_rl_positive + six.init_rl_negative}
-    write_whole(out / "report.txt", told(title, report["counts"], problems, paper))
+    report_lines = told(title, report["counts"], problems, paper).decode() + "\n".join(written)
+    write_whole(out / "report.txt", report_lines.encode())
     write_whole(out / "manifest.json", (json.dumps(report, indent=1) + "\n").encode())
     LOG.info(
         "%s, in %s; not for clinical use", ", ".join(f"{k}: {v['rows']}" for k, v in report["counts"].items()), out
     )
+
+
+def written_for(rows: list[Row], table: Path) -> list[str]:
+    """What a policy is to write for the first rows, for people to read."""
+    lines = ["", "What the policy is to write for the first of examples.png (0 to 1000, on the square-padded picture):"]
+    for row in rows[:3]:
+        size = Known(table, {row["dicom_id"]}).size(row["dicom_id"])
+        if size is not None:
+            answer = "".join(InitTarget.of_row(row).pieces(SquareFrame(size)))
+            lines += ["", f"> {row['instruction']}", *answer.split("\n")]
+    return [*lines, ""]
 
 
 @dataclass(frozen=True, slots=True)

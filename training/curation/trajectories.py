@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -94,6 +95,7 @@ def run(arguments: argparse.Namespace) -> None:
     seed = settings.splits.seed
     make = partial(with_bundle, bundle, arguments.device, found.identity, sources, settings.revision, seed)
     key = json.dumps([identity, settings.to_json()])
+    there, begun = {path.name for path in out.glob("*.parquet")}, time.monotonic()
     with Problems(out / "problems.jsonl") as problems:
         report = {
             "schema": SCHEMA,
@@ -115,11 +117,19 @@ def run(arguments: argparse.Namespace) -> None:
     six = settings.table_6
     paper = {SFT: six.rev_sft_train, VAL: six.rev_sft_val, RL: six.rev_rl}
     write_whole(out / "report.txt", told(title, report["counts"], problems, paper))
-    write_whole(out / "examples.png", trajectory_sheet(examples(out, ("sft",)), sources))
+    states = out / f"{RL}-00000.parquet"
+    first = pq.read_table(states).slice(0, settings.revision.starts).to_pylist() if states.is_file() else []
+    write_whole(out / "examples.png", trajectory_sheet(examples(out, (SFT,)), first, sources))
     write_whole(out / "manifest.json", (json.dumps(report, indent=1) + "\n").encode())
     LOG.info(
         "%s, in %s; not for clinical use", ", ".join(f"{k}: {v['rows']}" for k, v in report["counts"].items()), out
     )
+    # Not in the report, which equal input makes equal.
+    made, seconds = (
+        sum(shard["rows"] for shard in report["shards"] if shard["file"] not in there),
+        time.monotonic() - begun,
+    )
+    LOG.info("%d rows were made in %.0f s: %.1f a second", made, seconds, made / seconds)
 
 
 class Trajectories:

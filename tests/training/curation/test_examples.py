@@ -264,7 +264,10 @@ def test_a_stage_shows_some_of_its_rows(drawn: Miniature, instructions: Path) ->
     sheet = cv2.imread(str(instructions / "examples.png"))
     assert sheet.shape[1] == 4 * 320 and sheet.std() > 20
     rows = examples(instructions, ("sft", "rl"))
-    assert len({row["finding"] for row in rows}) >= 5
+    assert len({row["finding"] for row in rows}) >= 5 and len({row["study"] for row in rows}) == len(rows) == 12
+    assert Counter((row["level"], row["present"]) for row in rows) == dict.fromkeys(
+        ((level, present) for level in ("chest", "lung", "zone") for present in (True, False)), 2
+    )
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
@@ -320,9 +323,8 @@ def test_a_radiograph_is_encoded_once_and_asked_about_once_a_turn(revised: Revis
     made = {split: rows_of(revised.folder, split) for split in ("sft", "sft_val", "rl")}
     assert set(revised.brush.encoded.values()) == {1}
     in_rl = Counter(row["image"] for row in made["rl"])
-    # Also those all of whose trajectories were dropped.
-    revisions = len(revised.brush.encoded) - len(in_rl)
-    assert len(revised.brush.asked) <= 5 * revisions + len(in_rl) < sum(map(len, made.values()))
+    radiographs = len(revised.brush.encoded)
+    assert len(revised.brush.asked) <= 5 * (radiographs - len(in_rl)) + len(in_rl) < sum(map(len, made.values()))
     # All components and starting states of a radiograph of D_RL, whatever the question, in one call.
     assert revised.brush.asked[-len(in_rl) :] == list(in_rl.values()) and max(in_rl.values()) > revised.starts
 
