@@ -112,7 +112,7 @@ def written_for(rows: list[Row], table: Path) -> list[str]:
     """What a policy is to write for the first rows, for people to read."""
     lines = ["", "What the policy is to write for the first of examples.png (0 to 1000, on the square-padded picture):"]
     for row in rows[:3]:
-        size = Known(table, {row["dicom_id"]}).size(row["dicom_id"])
+        size = Known(table, {row["dicom_id"]}).sizes.get(row["dicom_id"])
         if size is not None:
             answer = "".join(InitTarget.of_row(row).pieces(SquareFrame(size)))
             lines += ["", f"> {row['instruction']}", *answer.split("\n")]
