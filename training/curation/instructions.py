@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from training.curation.components import components_of, on_the_side
 from training.curation.division import RL, SFT, VAL
-from training.curation.lung_boxes import Boxes, lungs_from
+from training.curation.lung_boxes import Boxes, Sizes, lungs_from
 from training.curation.paper import PAPER, LungSettings, Settings, read_settings
 from training.curation.pictures import examples, instruction_sheet
 from training.curation.radiograph_table import TABLES, Known, write_radiograph_table
@@ -155,7 +155,8 @@ def write_instructions(
     """
     manifest, radiographs = read_splits(splits)
     key = hashlib.sha256(json.dumps([SCHEMA, manifest, settings.to_json(), masks]).encode()).hexdigest()
-    wanted = [row["dicom_id"] for row in radiographs if row["split"] in (SFT, VAL, RL)]
+    listed = zip(radiographs["dicom_id"].to_pylist(), radiographs["split"].to_pylist(), strict=True)
+    wanted = [dicom_id for dicom_id, split in listed if split in (SFT, VAL, RL)]
     table = out / "radiographs.parquet"
     write_radiograph_table(table, sources, settings.lungs, wanted, key, problems)
     make = partial(Finishing, sources, settings.lungs, table, masks)
@@ -185,17 +186,20 @@ class Finishing:
 
     def __init__(self, sources: Sources, settings: LungSettings, table: Path, masks: bool, problems: Problems) -> None:
         self._sources, self._table, self._masks, self._problems = sources, table, masks, problems
-        self._lungs = None if settings.source in TABLES else lungs_from(settings, sources, (), problems)
+        self._sizes: Sizes = {}
+        self._lungs = None if settings.source in TABLES else lungs_from(settings, sources, (), problems, self._sizes)
 
     def rows(self, split: str, drafts: Iterator[Row]) -> Iterator[Row | str]:
         asked = [Draft.of(row) for row in drafts]
         known = Known(self._table, {draft.dicom_id for draft in asked})
+        self._sizes.clear()
+        self._sizes.update(known.sizes)
         source = self._lungs or known
         for dicom_id, together in groupby(asked, key=lambda draft: draft.dicom_id):
             of_one = list(together)
             lungs = source.of(dicom_id, self._sources.images / of_one[0].image)
             for draft in of_one:
-                yield self._row(draft, lungs, source.name, known.size(dicom_id))
+                yield self._row(draft, lungs, source.name, known.sizes.get(dicom_id))
 
     def _row(self, draft: Draft, lungs: Boxes | None, lung_source: str, size: tuple[int, int] | None) -> Row | str:
         if lungs is None:

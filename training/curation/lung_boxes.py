@@ -48,7 +48,8 @@ class CxasLungs:
     name = "cxas"
 
     def __init__(self, folder: Path, problems: Problems, sizes: Sizes | None = None) -> None:
-        self._folder, self._problems, self._sizes = folder, problems, sizes or {}
+        self._folder, self._problems = folder, problems
+        self._sizes = {} if sizes is None else sizes
 
     def of(self, dicom_id: str, image: Path) -> Boxes | None:
         return read_lungs(self._folder, dicom_id, self._problems, self._sizes.get(dicom_id))

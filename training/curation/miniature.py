@@ -212,7 +212,7 @@ class _Writer:
         graph_split = "valid" if study.split == "val" else study.split
         path = image_path(study.subject, study.study, study.dicom_id)
         self._graph_splits[graph_split]([study.index, subject, number, study.dicom_id, f"files/{path}", study.view])
-        self._chexmask(chexmask_row(study, outlines))
+        self._chexmask(chexmask_row(study))
         if study.split != "train" and self._gold_left:
             self._gild(study, outlines, path)
         if study.flaw != "report_missing":

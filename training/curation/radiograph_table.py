@@ -16,11 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.curation.lung_boxes import Boxes, lungs_from
+from training.curation.lung_boxes import Boxes, Sizes, lungs_from
 from training.curation.paper import LungSettings
 from training.curation.sources.layout import Sources
 from training.curation.sources.mimic_cxr import read_sizes
 from training.curation.sources.problems import Problems
+from xflow_core.domain.errors import CallError
 from xflow_core.domain.findings import LUNGS
 from xflow_core.domain.geometry import Box
 from xflow_core.export.files import write_whole
@@ -38,21 +39,22 @@ _KEY, _LUNGS = b"xflow.key", b"xflow.lungs"
 
 
 class Known:
-    """What a table says of some radiographs. name: of the lung boxes' source."""
+    """What a table says of some radiographs. name: of the lung boxes' source. sizes: ``(height, width)``, of those that
+    the metadata has."""
 
     def __init__(self, path: Path, wanted: Collection[str]) -> None:
         """
         Raises:
-            OSError, pyarrow.ArrowInvalid: no such table.
+            CallError: there is no such table.
         """
-        table = pq.read_table(path, filters=[("dicom_id", "in", set(wanted))]) if wanted else _COLUMNS.empty_table()
-        self.name = (pq.read_schema(path).metadata or {}).get(_LUNGS, b"").decode()
+        try:
+            table = pq.read_table(path, filters=[("dicom_id", "in", set(wanted))]) if wanted else _COLUMNS.empty_table()
+            self.name = (pq.read_schema(path).metadata or {}).get(_LUNGS, b"").decode()
+        except (OSError, pa.ArrowInvalid) as problem:
+            raise CallError(f"{path} cannot be read: {problem}; remove it and run this again.") from None
         self._rows = {row["dicom_id"]: row for row in table.to_pylist()}
-
-    def size(self, dicom_id: str) -> tuple[int, int] | None:
-        """``(height, width)``; None where the metadata has none."""
-        row = self._rows.get(dicom_id)
-        return None if row is None or row["height"] is None else (row["height"], row["width"])
+        seen = ((name, row["height"], row["width"]) for name, row in self._rows.items())
+        self.sizes: Sizes = {name: (height, width) for name, height, width in seen if height is not None}
 
     def of(self, dicom_id: str, image: Path) -> Boxes | None:
         """Both lungs' boxes; None where the source has none that can be used."""

@@ -118,8 +118,8 @@ def run(arguments: argparse.Namespace) -> None:
     LOG.info("splits in %s; not for clinical use", out)
 
 
-def read_splits(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The manifest of finished splits, and the rows of ``radiographs.parquet``.
+def read_splits(folder: Path) -> tuple[dict[str, Any], pa.Table]:
+    """The manifest of finished splits, and ``radiographs.parquet``.
 
     Raises:
         CallError: there are none, they are of another version, or a file is not the one that the manifest names.
@@ -130,14 +130,14 @@ def read_splits(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         for name, digest in named.items():
             if _digest(folder / name) != digest:
                 raise CallError(f"{folder / name} is not the file that the splits' manifest names; make them anew.")
-        rows = pq.read_table(folder / "radiographs.parquet").to_pylist()
+        radiographs = pq.read_table(folder / "radiographs.parquet")
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise CallError(
             f"{folder} holds no finished splits ({problem}); `python -m training splits` makes them."
         ) from None
     if not named:
         raise CallError(f"{folder} holds splits of {manifest['schema']}, not {SCHEMA}; make them anew.")
-    return manifest, rows
+    return manifest, radiographs
 
 
 def asked_file(splits: Path, split: str) -> Path:

@@ -251,7 +251,7 @@ def test_a_study_that_the_metadata_gives_to_another_patient_is_left_out(row: lis
 def test_reading_does_not_take_more_memory_for_more_studies(tmp_path: Path) -> None:
     path, peaks = tmp_path / "ils.json", []
     pairs = {"positive_pairs": [POSITIVE | {"answer": "x" * 3000}], "negative_pairs": []}
-    for count in (1000, 4000):
+    for count in (2000, 6000):
         with open(path, "w") as file:
             file.write('{"train": {')
             for number in range(count):
@@ -264,9 +264,8 @@ def test_reading_does_not_take_more_memory_for_more_studies(tmp_path: Path) -> N
         assert sum(1 for _ in read_studies(path, Problems())) == count
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert path.stat().st_size > 12_000_000
-    # What grows is a number for each study and each radiograph seen.
-    assert peaks[1] - peaks[0] < 3000 * 300
+    # A window of the file is held, and a number for each study and each radiograph seen.
+    assert peaks[1] < 1.4 * peaks[0] < path.stat().st_size / 2
 
 
 # Splits, and the tables ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from xflow_core.domain.findings import FINDINGS
@@ -105,15 +105,11 @@ def _study(path: Path, key: str, split: str, record: Any, problems: Problems) ->
     if not (isinstance(subject, str) and isinstance(dicom_id, str) and isinstance(image, str) and dicom_id):
         problems.add("missing_field", path, key, "subject_id, dicom_id or image_path")
         return None
-    parts = PurePosixPath(image).parts
-    if (
-        not (_SUBJECT.fullmatch(subject) and _DICOM_ID.fullmatch(dicom_id))
-        or ".." in parts
-        or PurePosixPath(image).is_absolute()
-    ):
+    *folders, name = image.split("/")
+    if not (_SUBJECT.fullmatch(subject) and _DICOM_ID.fullmatch(dicom_id)) or ".." in folders or image.startswith("/"):
         problems.add("study_malformed", path, key, "subject_id, dicom_id or image_path")
         return None
-    if parts[-3:-1] != (subject, key) or PurePosixPath(image).stem != dicom_id:
+    if folders[-2:] != [subject, key] or name.rsplit(".", 1)[0] != dicom_id:
         problems.add("subject_differs", path, key, f"{subject} and {image}")
         return None
     kept: dict[str, Pair] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from xflow_core.domain.findings import FINDINGS, LUNGS
 
 from .lesions import BANDS
 from .picture import filled
-from .study import SyntheticStudy, lungs_of, other_side
+from .study import Build, SyntheticStudy, lungs_of, other_side
 from .words import Sentence, listed
 
 CHEXPERT_LABELS = (
@@ -179,7 +180,9 @@ def chexpert_row(study: SyntheticStudy) -> list[str]:
 
 def reviews(study: SyntheticStudy) -> dict[str, dict[str, Any]]:
     """The study's entries of chexpercept.json, by key."""
-    entries = {}
+    entries: dict[str, dict[str, Any]] = {}
+    if not study.reviewed:
+        return entries
     positives = _pair_ids(study)
     for finding in study.reviewed:
         present = finding in study.present
@@ -303,7 +306,14 @@ def _attribute_questions(finding: str, zones: list[str]) -> dict[str, Any]:
 
 def contours(study: SyntheticStudy) -> dict[str, np.ndarray]:
     """The contours of both lungs and the heart, float ``[points, 2]`` (x, y) in pixels."""
-    return {label: study.anatomy.contour(label) for label in (*LUNGS, "heart")}
+    return _contours(study.build)
+
+
+# Large enough for the builds of studies that share their bodies; no use, and little harm, where each has its own.
+@lru_cache(1024)
+def _contours(build: Build) -> dict[str, np.ndarray]:
+    anatomy = build.anatomy()
+    return {label: anatomy.contour(label) for label in (*LUNGS, "heart")}
 
 
 def scene_graph(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -450,11 +460,20 @@ def row_major_runs(mask: np.ndarray) -> str:
     return " ".join(map(str, np.stack([starts + 1, ends - starts], axis=1).ravel().tolist()))
 
 
-def chexmask_row(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> list[str]:
+@lru_cache(1024)
+def _masks(build: Build) -> tuple[dict[str, str], str]:
+    """The runs of the outlines by label, and the outlines' points, as CheXmask writes them."""
+    outlines = _contours(build)
+    points = np.concatenate([outlines[label] for label in (*LUNGS, "heart")]).round(1).ravel().tolist()
+    return {label: row_major_runs(filled(outlines[label], build.size)) for label in outlines}, str(points)
+
+
+def chexmask_row(study: SyntheticStudy) -> list[str]:
     """The study's line of CheXmask's table."""
     random = study.random("chexmask")
     height, width = study.size
-    runs = {label: row_major_runs(filled(outlines[label], study.size)) for label in outlines}
+    held, points = _masks(study.build)
+    runs = dict(held)
     quality = random.uniform(0.78, 0.97)
     if study.flaw == "rle_overruns":
         runs["left lung"] += f" {height * width - 3} 40"
@@ -464,12 +483,11 @@ def chexmask_row(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> list
         quality = random.uniform(0.2, 0.65)
     elif study.flaw == "size_differs":
         height, width = height + 64, width
-    points = np.concatenate([outlines[label] for label in (*LUNGS, "heart")]).round(1).ravel().tolist()
     return [
         study.dicom_id,
         f"{quality:.4f}",
         f"{min(quality + 0.02, 1.0):.4f}",
-        str(points),
+        points,
         runs["left lung"],
         runs["right lung"],
         runs["heart"],
