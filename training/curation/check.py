@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 from training.curation.curate import progress
+from training.curation.lungs import read_rows
 from training.curation.paper import PAPER, Settings, read_settings
 from training.curation.sources.chexlocalize import read_localized
 from training.curation.sources.chexmask import read_lung_boxes
@@ -27,7 +28,7 @@ from training.curation.sources.mimic_cxr import check_image, read_marks, read_si
 from training.curation.sources.mimic_ils import Study, read_studies
 from training.curation.sources.problems import Problems
 from training.curation.sources.reports import Reports
-from xflow_core.domain.errors import CallError
+from xflow_core.domain.errors import CallError, XFlowError
 
 # A radiograph or mask with one of these stops a run; a record with any other is left out by the readers.
 _FATAL = ("image_missing", "image_truncated", "image_size", "mask_missing", "mask_empty", "mask_aspect")
@@ -139,8 +140,18 @@ def check(root: Path, settings: Settings, problems: Problems, images: int | None
         lambda: _graphs(sources, studies, problems),
     )
     look("reports", sources.reports, f"{physionet}/mimic-cxr/2.1.0", lambda: _reports(sources, studies, problems))
-    other = "CXAS is there instead" if sources.cxas.is_dir() else ""
+    if settings.reports.parser == "medgemma":
+        try:
+            found.said.append(f"ok  MedGemma, for the reports: {_medgemma(settings.reports.model)}")
+        except XFlowError as problem:
+            found.said.append(f"MISSING  MedGemma, for the reports: {problem}")
+            found.missing += 1
+    source = settings.lungs.source
+    other = "" if source == "chexmask" else f"lungs.source is {source}"
     look("CheXmask", sources.chexmask, "physionet.org/content/chexmask-cxr-segmentation-data", lungs, other)
+    if source == "run":
+        made = "after `splits`, `python -m training lungs` makes them"
+        look("lung boxes", sources.lung_boxes, "", lambda: f"{len(read_rows(sources.lung_boxes)):,} radiographs", made)
     look("CheXlocalize", sources.chexlocalize_masks, "", localized, "only for the external evaluation")
     if pixels:
         look(
@@ -149,8 +160,8 @@ def check(root: Path, settings: Settings, problems: Problems, images: int | None
             f"{physionet}/mimic-cxr-jpg/2.1.0",
             lambda: _pixels(sources, images, sizes, problems),
         )
-        optional = "only where the configuration takes lung boxes from it"
-        look("CXAS", sources.cxas, "", lambda: _cxas(sources, images, sizes, problems), optional)
+        other = "" if source == "cxas" else f"lungs.source is {source}"
+        look("CXAS", sources.cxas, "its authors' program", lambda: _cxas(sources, images, sizes, problems), other)
     return found
 
 
@@ -205,6 +216,19 @@ def _pixels(sources: Sources, images: int | None, sizes: dict[str, tuple[int, in
         for name in sorted({pair.mask for pair in study.pairs if pair.mask is not None}):
             masks += size is not None and read_mask(sources.mimic_ils / name, size, problems) is not None
     return f"{whole:,} of {seen:,} looked at are whole, with {masks:,} masks"
+
+
+def _medgemma(model: str) -> str:
+    """
+    Raises:
+        XFlowError: it is not there, or is damaged.
+    """
+    from training.curation.medgemma_reports import base_folder
+    from xflow_core.bundles.checkpoints import LANGUAGE_MODELS, model_file_names
+
+    folder = base_folder(model)
+    model_file_names(folder, LANGUAGE_MODELS)
+    return str(folder)
 
 
 def _cxas(sources: Sources, images: int | None, sizes: dict[str, tuple[int, int]], problems: Problems) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.curation.agreement import agree
@@ -80,6 +80,7 @@ regions = st.sets(st.sampled_from([region for region in REGIONS if region != HEA
 
 
 @given(regions, regions)
+@settings(deadline=None)
 def test_verdicts_never_contradict_each_other(present: set[str], absent: set[str]) -> None:
     verdicts = verdicts_of("opacity", present, absent)
     for lung in LUNGS:
@@ -303,6 +304,7 @@ stated_regions = st.tuples(regions.map(frozenset), regions.map(frozenset))
 
 
 @given(st.booleans(), st.sets(st.sampled_from(THIRDS), min_size=1), stated_regions, stated_regions)
+@settings(deadline=None)
 def test_a_triple_is_admitted_exactly_when_three_equal_verdicts_exist(
     present: bool, zones: set[str], reported: Any, graphed: Any
 ) -> None:

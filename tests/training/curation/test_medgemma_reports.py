@@ -33,7 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_every_answer_that_can_be_decoded_is_the_object_that_was_asked_for(random) -> None:  # type: ignore[no-untyped-def]
     plan, text = answer_plan(), ""
     step = next(plan)
