@@ -40,6 +40,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.batch
 	$(BIN)/python -m benchmarks.metrics
 	$(BIN)/python -m benchmarks.slicer
+	$(BIN)/python -m benchmarks.curation
 
 # The Slicer module beside a real slice view, without 3D Slicer; IMAGE names a radiograph.
 viewer: $(VENV)/.test

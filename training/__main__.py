@@ -16,6 +16,7 @@ COMMANDS = {
     "check": "training.curation.check",
     "counts": "training.curation.counts",
     "splits": "training.curation.splits",
+    "lungs": "training.curation.lungs",
     "instructions": "training.curation.instructions",
     "trajectories": "training.curation.trajectories",
     "evaluation-set": "training.curation.evaluation_set",

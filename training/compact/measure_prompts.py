@@ -28,7 +28,7 @@ import torch
 
 from training.compact.pack import load_pack
 from training.compact.prompts import MAIN, SMALLEST, held_out, jittered
-from training.evaluation.evaluate_prompts import oracle_click
+from training.curation.oracle import oracle_click
 from xflow_core.domain.geometry import Box, Point, mask_iou
 from xflow_core.domain.instruction import Instruction
 from xflow_core.domain.trace import Click, LesionBox

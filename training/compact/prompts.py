@@ -238,6 +238,11 @@ def deepest(
 def with_oracle_click(case: Case, rng: np.random.Generator | None = None) -> Case | None:
     """The case with the click that a person who knows the truth would make; None when nothing is left to correct.
 
+    It is not the oracle of the paper (:mod:`training.curation.oracle`), with which masks are measured, and on purpose:
+    it lives in the network's window, not in the radiograph; it goes to the largest single piece of the error, which is
+    what a person sees first, and is sometimes careless. So the networks learn from other clicks than they are measured
+    with.
+
     rng: one click in four falls anywhere in the error, not at its deepest point.
     """
     careless = rng if rng is not None and rng.random() < 0.25 else None

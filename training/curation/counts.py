@@ -1,8 +1,8 @@
 """``python -m training counts --data ROOT``: Tables 5, 6 and 8 of what lies under ROOT, next to the paper's numbers.
 
 The sets are read and divided as by ``splits``; nothing is kept but what the reports were read as, in ``--parses``,
-where given. Rows that need masks and the segmenter (the revision policy's examples) are not counted here. Not for
-clinical use.
+where given. The revision policy's examples need masks and the segmenter: they are counted where ``--trajectories``
+names what `trajectories` wrote. Not for clinical use.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from training.curation.curate import Curated, curate
 from training.curation.division import EVAL, RL, SFT, VAL
 from training.curation.paper import PAPER, Settings, read_settings
 from training.curation.sources.problems import Problems
+from xflow_core.domain.errors import CallError
 from xflow_core.domain.findings import FINDINGS, LEVELS
 
 _WIDTH = 58
@@ -27,23 +29,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder under which the sets lie")
     parser.add_argument("--config", type=Path, default=PAPER)
     parser.add_argument("--parses", type=Path, help="a file for the reports' parses; a stopped run goes on from it")
+    parser.add_argument("--trajectories", type=Path, help="what `python -m training trajectories` wrote")
     parser.add_argument("--json", action="store_true", help="print the tables as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> None:
     settings = read_settings(arguments.config)
     problems = Problems()
+    revision = None if arguments.trajectories is None else rows_of(arguments.trajectories)
     with tempfile.TemporaryDirectory() as scratch:
         parses = arguments.parses or Path(scratch) / "parses.jsonl"
         curated = curate(settings.sources.under(arguments.data), settings, problems, parses)
     if arguments.json:
-        print(json.dumps(tables(curated)))
+        print(json.dumps(tables(curated, revision)))
     else:
-        print("\n".join([*text(curated, settings), "", *problems.lines()]))
+        print("\n".join([*text(curated, settings, revision), "", *problems.lines()]))
 
 
-def tables(curated: Curated) -> dict[str, Any]:
-    """The numbers of Tables 5, 6 and 8 under the configuration's names; None where nothing is counted here."""
+def rows_of(trajectories: Path) -> dict[str, int]:
+    """The rows of finished trajectories by split.
+
+    Raises:
+        CallError: there are none.
+    """
+    try:
+        counts = json.loads((trajectories / "manifest.json").read_bytes())["counts"]
+        return {split: int(counts[split]["rows"]) for split in (SFT, VAL, RL)}
+    except (OSError, ValueError, LookupError, TypeError) as problem:
+        raise CallError(
+            f"{trajectories} holds no finished trajectories ({problem}); `python -m training trajectories` makes them."
+        ) from None
+
+
+def tables(curated: Curated, revision: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """The numbers of Tables 5, 6 and 8 under the configuration's names; None where nothing is counted here.
+
+    Args:
+        revision: the revision policy's examples by split, where they have been made.
+    """
+    made: Mapping[str, int | None] = revision or {}
     by_split = Counter(entry.split for entry in curated.radiographs)
     agreed = [entry for side in (RL, EVAL) for entry in curated.agreed[side]]
     studies = {entry.study: entry.subject for entry in agreed}
@@ -72,9 +96,9 @@ def tables(curated: Curated) -> dict[str, Any]:
             "init_sft_val": curated.instructions[VAL],
             "init_rl_positive": asked[RL][True],
             "init_rl_negative": asked[RL][False],
-            "rev_sft_train": None,
-            "rev_sft_val": None,
-            "rev_rl": None,
+            "rev_sft_train": made.get(SFT),
+            "rev_sft_val": made.get(VAL),
+            "rev_rl": made.get(RL),
         },
         "table_8": table_8,
     }
@@ -102,9 +126,9 @@ _NAMES = {
 }
 
 
-def text(curated: Curated, settings: Settings) -> list[str]:
+def text(curated: Curated, settings: Settings, revision: Mapping[str, int] | None = None) -> list[str]:
     """The tables for people, here beside the paper's."""
-    here = tables(curated)
+    here = tables(curated, revision)
     lines = [f"{'Table 5: radiographs':{_WIDTH}}{'here':>10}{'paper':>10}"]
     lines += _rows(here["table_5"], vars(settings.table_5))
     if curated.shared:
@@ -117,7 +141,8 @@ def text(curated: Curated, settings: Settings) -> list[str]:
         f"{'Table 6: examples':{_WIDTH}}{'here':>10}{'paper':>10}",
         *_rows(here["table_6"], vars(settings.table_6)),
     ]
-    lines.append("-: needs masks and the segmenter; not counted here.")
+    if revision is None:
+        lines.append("-: needs masks and the segmenter (`trajectories`); counted with --trajectories.")
     lines += [
         "",
         "Table 8: rows of D_eval, positive / negative, here (paper)",
@@ -136,7 +161,7 @@ def text(curated: Curated, settings: Settings) -> list[str]:
     lines.append(f"{'total':16}" + "".join(f"{_cell(*totals[level]):>24}" for level in LEVELS))
     read_by = f"{settings.reports.parser}, {settings.reports.model}"
     if settings.reports.parser == "rules":
-        read_by = "rules (sentence rules; the paper asks MedGemma: reports.parser: endpoint)"
+        read_by = "rules (sentence rules; the paper asks MedGemma: reports.parser: medgemma)"
     lines += ["", f"Reports read by: {read_by}"]
     lines.append(f"Triples admitted: {curated.admitted}; dropped: {sum(curated.dropped.values())}")
     lines += [f"    {count} x {reason}" for reason, count in curated.dropped.most_common()]

@@ -2,13 +2,14 @@
 
 ``set.jsonl`` has a row for every question of D_eval at the three levels (Table 8), with its mask in the radiograph's
 frame under ``masks``, cut to the question's side, and both lungs' boxes where the configuration's source has them. A
-question whose mask or radiograph cannot be used is left out, named in ``problems.jsonl`` and counted. Not for clinical
-use.
+question whose mask or radiograph cannot be used is left out, named in ``problems.jsonl`` and counted in ``report.txt``.
+``examples.png`` shows some. Not for clinical use.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 from collections import Counter
@@ -23,13 +24,15 @@ from training.curation.curate import progress
 from training.curation.division import EVAL
 from training.curation.lung_boxes import lungs_from
 from training.curation.paper import PAPER, Settings, read_settings
+from training.curation.pictures import evaluation_sheet, various
 from training.curation.sources.layout import Sources
 from training.curation.sources.masks import read_mask
 from training.curation.sources.mimic_cxr import check_image, read_sizes
 from training.curation.sources.problems import Problems
 from training.evaluation.rows import write_rows
 from xflow_core.domain.errors import CallError, NotWritten
-from xflow_core.export.files import write_mask
+from xflow_core.domain.findings import LEVELS
+from xflow_core.export.files import write_mask, write_whole
 
 LOG = logging.getLogger(__name__)
 
@@ -49,6 +52,13 @@ def run(arguments: argparse.Namespace) -> None:
         raise NotWritten(f"{out} cannot be made: {problem.strerror or problem}.") from None
     with Problems(out / "problems.jsonl") as problems:
         counts = write_evaluation_set(settings.sources.under(arguments.data), arguments.splits, out, settings, problems)
+    rows = [json.loads(line) for line in (out / "set.jsonl").read_text(encoding="utf-8").splitlines()]
+    levels = Counter((row["level"], "negative" if row["mask"] is None else "positive") for row in rows)
+    lines = ["D_eval as an evaluation set (B.1)", "Not for clinical use.", ""]
+    lines += [f"{count:,} x {name}" for name, count in counts.items()]
+    lines += ["", *(f"{level}: {levels[level, 'positive']:,} / {levels[level, 'negative']:,}" for level in LEVELS)]
+    write_whole(out / "report.txt", ("\n".join([*lines, "", *problems.lines()]) + "\n").encode())
+    write_whole(out / "examples.png", evaluation_sheet(various(rows), out))
     LOG.info("%s, in %s; not for clinical use", dict(counts), out / "set.jsonl")
 
 
@@ -66,7 +76,7 @@ def write_evaluation_set(
     wanted = {row["dicom_id"] for row in questions}
     patients = {row["dicom_id"]: row["subject"] for row in listed if row["dicom_id"] in wanted}
     sizes = read_sizes(sources.metadata, problems, wanted)
-    lungs = lungs_from(settings.lungs, sources, wanted, problems)
+    lungs = lungs_from(settings.lungs, sources, wanted, problems, sizes)
     counts: Counter[str] = Counter(positive=0, negative=0)
     whole: dict[str, bool] = {}
     rows: list[dict[str, Any]] = []

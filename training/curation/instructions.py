@@ -3,7 +3,8 @@
 One row an instruction: for SFT (``sft-*.parquet``, ``sft_val-*.parquet``) every question that MIMIC-ILS's pairs ask of
 D_SFT, in varied words; for RL (``rl-*.parquet``) the questions of D_RL. A row holds what a target is made of, not its
 text: both lungs' boxes and their source, which of them the question grounds, a verdict for each region, the boxes of
-the lesion's components. What a policy is to write follows from it by the transcript grammar, which is not this room's.
+the lesion's components. Its text is written when the row is used, by the functions that the policies write with
+(:mod:`training.policies.targets`); a row that has none in that grammar is left out here, and counted.
 Images are by reference; ``examples.png`` shows some rows. Without masks (``--annotations-only``) the lesion boxes are
 null.
 
@@ -19,6 +20,8 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +29,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.curation.components import components_of, on_the_side
-from training.curation.curate import progress
 from training.curation.division import RL, SFT, VAL
-from training.curation.lung_boxes import LungBoxes, lungs_from
-from training.curation.paper import PAPER, Settings, read_settings
+from training.curation.lung_boxes import Boxes, Sizes, lungs_from
+from training.curation.paper import PAPER, LungSettings, Settings, read_settings
 from training.curation.pictures import examples, instruction_sheet
-from training.curation.questions import asked_of
-from training.curation.shards import told, write_shards
+from training.curation.radiograph_table import TABLES, Known, write_radiograph_table
+from training.curation.shards import Row, Stage, Workers, cut, told, write_shards
 from training.curation.sources.layout import Sources
 from training.curation.sources.masks import read_mask
-from training.curation.sources.mimic_cxr import read_sizes
-from training.curation.sources.mimic_ils import read_studies
 from training.curation.sources.problems import Problems
-from training.curation.templates import phrased
-from xflow_core.domain.errors import CallError, NotWritten
+from training.curation.splits import ASKED_TOGETHER, asked_file, read_splits
+from training.policies.targets import InitTarget
+from xflow_core.domain.errors import NotWritten, ValueRefused
 from xflow_core.domain.findings import HEART, LUNGS, level_of, lung_of, lungs_for, verdict_regions
 from xflow_core.domain.geometry import Box
 from xflow_core.export.files import write_whole
+from xflow_core.policies.transcript import SquareFrame
 
 LOG = logging.getLogger(__name__)
 
@@ -69,32 +71,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--annotations-only", action="store_true", help="there are no masks: leave the lesion boxes out"
     )
+    Workers.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    settings, out = read_settings(arguments.config), arguments.out
+    # Absolute: shards may be made by processes that work elsewhere.
+    settings, out = read_settings(arguments.config), arguments.out.absolute()
+    sources = settings.sources.under(arguments.data.absolute())
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise NotWritten(f"{out} cannot be made: {problem.strerror or problem}.") from None
     with Problems(out / "problems.jsonl") as problems:
         report = write_instructions(
-            settings.sources.under(arguments.data),
-            arguments.splits,
+            sources,
+            arguments.splits.absolute(),
             out,
             settings,
             problems,
             not arguments.annotations_only,
+            Workers.of(arguments),
         )
+    written: list[str] = []
     if not arguments.annotations_only:
         shown = examples(out, (SFT, RL))
-        write_whole(out / "examples.png", instruction_sheet(shown, settings.sources.under(arguments.data)))
+        write_whole(out / "examples.png", instruction_sheet(shown, sources))
+        written = written_for(shown, out / "radiographs.parquet")
     title = f"The initial policy's examples (Table 6); lung boxes from {report['lung_source']}"
-    write_whole(out / "report.txt", told(title, report["counts"], problems))
+    six = settings.table_6
+    paper = {SFT: six.init_sft_train, VAL: six.init_sft_val, RL: six.init_rl_positive + six.init_rl_negative}
+    report_lines = told(title, report["counts"], problems, paper).decode() + "\n".join(written)
+    write_whole(out / "report.txt", report_lines.encode())
     write_whole(out / "manifest.json", (json.dumps(report, indent=1) + "\n").encode())
     LOG.info(
         "%s, in %s; not for clinical use", ", ".join(f"{k}: {v['rows']}" for k, v in report["counts"].items()), out
     )
+
+
+def written_for(rows: list[Row], table: Path) -> list[str]:
+    """What a policy is to write for the first rows, for people to read."""
+    lines = ["", "What the policy is to write for the first of examples.png (0 to 1000, on the square-padded picture):"]
+    for row in rows[:3]:
+        size = Known(table, {row["dicom_id"]}).sizes.get(row["dicom_id"])
+        if size is not None:
+            answer = "".join(InitTarget.of_row(row).pieces(SquareFrame(size)))
+            lines += ["", f"> {row['instruction']}", *answer.split("\n")]
+    return [*lines, ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,106 +133,87 @@ class Draft:
     mask: str | None
     instruction: str
 
+    @classmethod
+    def of(cls, row: Row) -> Draft:
+        """From a row of ``asked-<split>.parquet``."""
+        return cls(**{**row, "regions": tuple(row["regions"]), "located": tuple(row["located"])})
+
 
 def write_instructions(
-    sources: Sources, splits: Path, out: Path, settings: Settings, problems: Problems, masks: bool
+    sources: Sources,
+    splits: Path,
+    out: Path,
+    settings: Settings,
+    problems: Problems,
+    masks: bool,
+    workers: Workers | None = None,
 ) -> dict[str, Any]:
     """Write the shards; gives the manifest.
 
     Raises:
         CallError: a set or the splits are missing or damaged, or ``out`` holds shards of another run.
     """
-    of_study, key = _splits(splits, settings, masks)
-    # CheXmask and the metadata are looked up for these radiographs alone.
-    wanted = {dicom_id for _, dicom_id in of_study.values()}
-    lungs = lungs_from(settings.lungs, sources, wanted, problems)
-    sizes = read_sizes(sources.metadata, problems, wanted) if masks else {}
-    counts, shards = {}, []
-    for split in (SFT, VAL, RL):
-        drafts = _questions(splits, split) if split == RL else _pairs(sources, split, of_study)
-        finishing = _Finishing(sources, lungs, sizes, problems, masks)
-        counted, files = write_shards(out, split, ROWS, progress(drafts, split), finishing.rows, key)
-        counts[split] = dict(sorted(counted.items()))
-        shards += files
+    manifest, radiographs = read_splits(splits)
+    key = hashlib.sha256(json.dumps([SCHEMA, manifest, settings.to_json(), masks]).encode()).hexdigest()
+    listed = zip(radiographs["dicom_id"].to_pylist(), radiographs["split"].to_pylist(), strict=True)
+    wanted = [dicom_id for dicom_id, split in listed if split in (SFT, VAL, RL)]
+    table = out / "radiographs.parquet"
+    write_radiograph_table(table, sources, settings.lungs, wanted, key, problems)
+    make = partial(Finishing, sources, settings.lungs, table, masks)
+    stage = Stage(out, ROWS, make, key, gpu=settings.lungs.source == "bundle")
+    pieces = {split: cut(split, [asked_file(splits, split)], ASKED_TOGETHER) for split in (SFT, VAL, RL)}
+    counts, shards = write_shards(stage, pieces, problems, workers)
     return {
         "schema": SCHEMA,
         "notice": "not for clinical use",
         "counts": counts,
-        "lung_source": lungs.name,
+        "lung_source": next(_lung_sources(out, shards), settings.lungs.source),
         "problems": dict(sorted(problems.counts.items())),
         "settings": settings.to_json(),
         "shards": shards,
     }
 
 
-def _splits(folder: Path, settings: Settings, masks: bool) -> tuple[dict[str, tuple[str, str]], str]:
-    """(split, DICOM id) by study, and a key for all that the rows depend on."""
-    try:
-        manifest = (folder / "manifest.json").read_bytes()
-        table = pq.read_table(folder / "radiographs.parquet", columns=["study", "split", "dicom_id"])
-    except (OSError, pa.ArrowInvalid) as problem:
-        raise CallError(
-            f"{folder} holds no finished splits ({problem}); make them with `python -m training splits`."
-        ) from None
-    columns = (table[name].to_pylist() for name in ("study", "split", "dicom_id"))
-    digest = hashlib.sha256(manifest + json.dumps([SCHEMA, settings.to_json(), masks]).encode()).hexdigest()
-    return {study: (split, dicom_id) for study, split, dicom_id in zip(*columns, strict=True)}, digest
+def _lung_sources(out: Path, shards: list[Row]) -> Iterator[str]:
+    """The source that each shard's rows name."""
+    for shard in shards:
+        if shard["rows"]:
+            yield pq.read_table(out / shard["file"], columns=["lung_source"])["lung_source"][0].as_py()
 
 
-def _pairs(sources: Sources, split: str, of_study: dict[str, tuple[str, str]]) -> Iterator[Draft]:
-    # Problems of the pairs themselves stand in the splits' report already.
-    for study in read_studies(sources.instructions, Problems()):
-        if of_study.get(study.id, ("", ""))[0] == split:
-            for asked in asked_of(study):
-                yield Draft(
-                    study.id, study.dicom_id, study.image, asked.finding, asked.regions, asked.present, asked.located,
-                    asked.mask, phrased(asked.finding, asked.regions, study.id),
-                )  # fmt: skip
+class Finishing:
+    """Turns the questions of ``asked-<split>.parquet`` into rows."""
 
+    def __init__(self, sources: Sources, settings: LungSettings, table: Path, masks: bool, problems: Problems) -> None:
+        self._sources, self._table, self._masks, self._problems = sources, table, masks, problems
+        self._sizes: Sizes = {}
+        self._lungs = None if settings.source in TABLES else lungs_from(settings, sources, (), problems, self._sizes)
 
-def _questions(splits: Path, split: str) -> Iterator[Draft]:
-    agreed: dict[tuple[str, str], list[str]] = {}
-    for row in pq.read_table(splits / "agreed.parquet").to_pylist():
-        if row["present"]:
-            agreed.setdefault((row["study"], row["finding"]), []).append(row["region"])
-    for row in pq.read_table(splits / "questions.parquet").to_pylist():
-        if row["split"] == split:
-            located = tuple(region for region in agreed.get((row["study"], row["finding"]), ()) if region != "chest")
-            yield Draft(
-                row["study"], row["dicom_id"], row["image"], row["finding"], tuple(row["regions"]), row["present"],
-                located, row["mask"], row["instruction"],
-            )  # fmt: skip
+    def rows(self, split: str, drafts: Iterator[Row]) -> Iterator[Row | str]:
+        asked = [Draft.of(row) for row in drafts]
+        known = Known(self._table, {draft.dicom_id for draft in asked})
+        self._sizes.clear()
+        self._sizes.update(known.sizes)
+        source = self._lungs or known
+        for dicom_id, together in groupby(asked, key=lambda draft: draft.dicom_id):
+            of_one = list(together)
+            lungs = source.of(dicom_id, self._sources.images / of_one[0].image)
+            for draft in of_one:
+                yield self._row(draft, lungs, source.name, known.sizes.get(dicom_id))
 
-
-class _Finishing:
-    """Looks up what a draft needs."""
-
-    def __init__(
-        self,
-        sources: Sources,
-        lungs: LungBoxes,
-        sizes: dict[str, tuple[int, int]],
-        problems: Problems,
-        masks: bool,
-    ) -> None:
-        self._sources, self._lungs, self._sizes = sources, lungs, sizes
-        self._problems, self._masks = problems, masks
-        self._last: tuple[str, dict[str, Box] | None] = ("", None)
-
-    def rows(self, draft: Draft) -> list[dict[str, Any] | str]:
-        lungs = self._lungs_of(draft)
+    def _row(self, draft: Draft, lungs: Boxes | None, lung_source: str, size: tuple[int, int] | None) -> Row | str:
         if lungs is None:
-            return ["no lung boxes"]
+            return "no lung boxes"
         verdicts = verdicts_for(draft)
         if verdicts is None:
-            return ["present, but in which lung is not said"]
+            return "present, but in which lung is not said"
         boxes: list[list[float]] | None = [] if self._masks or not draft.present else None
         if self._masks and draft.present:
-            found = self._boxes(draft, lungs)
+            found = self._boxes(draft, lungs, size)
             if isinstance(found, str):
-                return [found]
+                return found
             boxes = found
-        place = "+".join(region.replace(" ", "-") for region in draft.regions)
+        place, level, grounded = _asked_about(draft.regions)
         row = {
             "id": f"{draft.study}_{draft.finding}_{place}_{'positive' if draft.present else 'negative'}",
             "study": draft.study,
@@ -218,26 +221,25 @@ class _Finishing:
             "image": draft.image,
             "instruction": draft.instruction,
             "finding": draft.finding,
-            "level": level_of(draft.regions[0]),
+            "level": level,
             "regions": list(draft.regions),
             "present": draft.present,
             "lungs": [{"label": label, "box": lungs[label].to_json()} for label in LUNGS],
-            "grounded": list(lungs_for(draft.regions)),
-            "lung_source": self._lungs.name,
+            "grounded": grounded,
+            "lung_source": lung_source,
             "verdicts": [{"region": region, "present": present} for region, present in verdicts.items()],
             "boxes": boxes,
             "mask": draft.mask,
         }
-        return [row]
+        if boxes is not None:
+            try:
+                InitTarget.of_row(row)
+            except ValueRefused:
+                return "no answer: a region that is present and that no box reaches, or too many boxes in one"
+        return row
 
-    def _lungs_of(self, draft: Draft) -> dict[str, Box] | None:
-        if self._last[0] != draft.dicom_id:
-            self._last = (draft.dicom_id, self._lungs.of(draft.dicom_id, self._sources.images / draft.image))
-        return self._last[1]
-
-    def _boxes(self, draft: Draft, lungs: dict[str, Box]) -> list[list[float]] | str:
+    def _boxes(self, draft: Draft, lungs: Boxes, size: tuple[int, int] | None) -> list[list[float]] | str:
         """The boxes of the mask's components on the question's side, or why there is none."""
-        size = self._sizes.get(draft.dicom_id)
         if size is None or draft.mask is None:
             return "no size in the metadata" if size is None else "no mask named"
         mask = read_mask(self._sources.mimic_ils / draft.mask, size, self._problems, enlarged=False)
@@ -245,6 +247,12 @@ class _Finishing:
             return "mask unusable"
         boxes = [Box.around(piece) for piece in components_of(on_the_side(mask, draft.regions, lungs))]
         return [box.to_json() for box in boxes if box is not None] or "nothing of the mask on the question's side"
+
+
+@cache
+def _asked_about(regions: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
+    """A word for the regions, their level, and the lungs to ground."""
+    return "+".join(region.replace(" ", "-") for region in regions), level_of(regions[0]), lungs_for(regions)
 
 
 def verdicts_for(draft: Draft) -> dict[str, bool] | None:

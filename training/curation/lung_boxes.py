@@ -6,17 +6,19 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
+from training.curation.lungs import read_rows
 from training.curation.paper import LungSettings
 from training.curation.sources.chexmask import read_lung_boxes
 from training.curation.sources.cxas import read_lungs
 from training.curation.sources.layout import Sources
 from training.curation.sources.problems import Problems
-from xflow_core.domain.errors import EngineError, RadiographError
+from xflow_core.domain.errors import CallError, EngineError, RadiographError
 from xflow_core.domain.findings import LUNGS
 from xflow_core.domain.geometry import Box
 from xflow_core.domain.instruction import Instruction
 
 Boxes = dict[str, Box]
+Sizes = dict[str, tuple[int, int]]
 
 
 class LungBoxes(Protocol):
@@ -32,8 +34,10 @@ class CheXmaskLungs:
 
     name = "chexmask"
 
-    def __init__(self, path: Path, wanted: Collection[str], least_quality: float, problems: Problems) -> None:
-        table = read_lung_boxes(path, problems, wanted=wanted, least_quality=least_quality)
+    def __init__(
+        self, path: Path, wanted: Collection[str], least_quality: float, problems: Problems, sizes: Sizes | None = None
+    ) -> None:
+        table = read_lung_boxes(path, problems, sizes, wanted, least_quality)
         self._boxes = {lungs.dicom_id: lungs.boxes for lungs in table}
 
     def of(self, dicom_id: str, image: Path) -> Boxes | None:
@@ -43,11 +47,28 @@ class CheXmaskLungs:
 class CxasLungs:
     name = "cxas"
 
-    def __init__(self, folder: Path, problems: Problems) -> None:
+    def __init__(self, folder: Path, problems: Problems, sizes: Sizes | None = None) -> None:
         self._folder, self._problems = folder, problems
+        self._sizes = {} if sizes is None else sizes
 
     def of(self, dicom_id: str, image: Path) -> Boxes | None:
-        return read_lungs(self._folder, dicom_id, self._problems)
+        return read_lungs(self._folder, dicom_id, self._problems, self._sizes.get(dicom_id))
+
+
+class RunLungs:
+    """What ``python -m training lungs`` made with CXAS or CheXmask-U."""
+
+    def __init__(self, folder: Path) -> None:
+        rows = read_rows(folder)
+        tools = sorted({row["source"] for row in rows})
+        if len(tools) != 1:
+            raise CallError(f"{folder} holds lung boxes of several tools ({', '.join(tools)}); keep those of one.")
+        self.name = tools[0]
+        self._lungs = {row["dicom_id"]: row["lungs"] for row in rows}
+
+    def of(self, dicom_id: str, image: Path) -> Boxes | None:
+        lungs = self._lungs.get(dicom_id)
+        return None if lungs is None else {label: Box(*lungs[label]) for label in LUNGS}
 
 
 class BundleLungs:
@@ -74,10 +95,18 @@ class BundleLungs:
         return {lung.label: lung.box for lung in lungs}
 
 
-def lungs_from(settings: LungSettings, sources: Sources, wanted: Collection[str], problems: Problems) -> LungBoxes:
-    """The source that the configuration names."""
+def lungs_from(
+    settings: LungSettings, sources: Sources, wanted: Collection[str], problems: Problems, sizes: Sizes | None = None
+) -> LungBoxes:
+    """The source that the configuration names.
+
+    Args:
+        wanted: the radiographs that will be asked for. sizes: theirs; a record of another size is left out.
+    """
     if settings.source == "chexmask":
-        return CheXmaskLungs(sources.chexmask, wanted, settings.least_quality, problems)
+        return CheXmaskLungs(sources.chexmask, wanted, settings.least_quality, problems, sizes)
     if settings.source == "cxas":
-        return CxasLungs(sources.cxas, problems)
+        return CxasLungs(sources.cxas, problems, sizes)
+    if settings.source == "run":
+        return RunLungs(sources.lung_boxes)
     return BundleLungs(settings.bundle, problems)

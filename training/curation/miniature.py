@@ -34,13 +34,20 @@ from training.curation.sources.layout import Sources, image_path, report_path
 from training.curation.synthetic.picture import Picture, draw
 from training.curation.synthetic.records import (
     CHEXPERT_LABELS,
+    GOLD_ATTRIBUTES,
+    GOLD_BOXES,
+    GOLD_SCALES,
+    POINTS,
     chexmask_row,
     chexpert_row,
     contours,
+    gold_rows,
+    gold_scale,
     instruction_record,
     mask_file,
     mask_groups,
     reviews,
+    revised,
     scene_graph,
     spoiled_pair,
 )
@@ -135,7 +142,8 @@ class _Writer:
         places, opened = self._places, self._stack.enter_context
         for folder in (
             places.mimic_cxr_jpg, places.mimic_ils, places.chexpercept, places.scene_graphs.parent / "splits",
-            places.reports.parent, places.chexmask.parent, places.chexlocalize, self._root / "truth",
+            places.scene_graphs.parents[1] / "gold_dataset", places.reports.parent, places.chexmask.parent,
+            places.chexlocalize, self._root / "truth",
         ):  # fmt: skip
             folder.mkdir(parents=True, exist_ok=True)
         jpg = places.mimic_cxr_jpg
@@ -151,7 +159,14 @@ class _Writer:
         self._graph_splits = {
             name: opened(_table(splits / f"{name}.csv", columns)) for name in ("train", "valid", "test")
         }
-        opened(_table(splits / "images_to_avoid.csv", columns[1:]))
+        self._avoided = opened(_table(splits / "images_to_avoid.csv", columns[1:]))
+        gold = places.scene_graphs.parents[1] / "gold_dataset"
+        self._gold_boxes = opened(_table(gold / "gold_bbox_coordinate_annotations_1000images.csv", GOLD_BOXES))
+        self._gold_scales = opened(_table(gold / "gold_bbox_scaling_factors_original_to_224x224.csv", GOLD_SCALES))
+        self._gold_stated = opened(
+            _table(gold / "gold_object_attribute_with_coordinates.txt", GOLD_ATTRIBUTES, delimiter="\t")
+        )
+        self._gold_left = _GOLD
         sheet = (
             "key_id",
             "dicom_id",
@@ -197,7 +212,9 @@ class _Writer:
         graph_split = "valid" if study.split == "val" else study.split
         path = image_path(study.subject, study.study, study.dicom_id)
         self._graph_splits[graph_split]([study.index, subject, number, study.dicom_id, f"files/{path}", study.view])
-        self._chexmask(chexmask_row(study, outlines))
+        self._chexmask(chexmask_row(study))
+        if study.split != "train" and self._gold_left:
+            self._gild(study, outlines, path)
         if study.flaw != "report_missing":
             _into(self._reports, report_path(study.subject, study.study), report_text(study, said))
         if study.flaw != "scene_graph_missing":
@@ -213,10 +230,23 @@ class _Writer:
             self._review(key, entry)
             finding = key.split("_")[0]
             where = "; ".join(study.present.get(finding, ()))
-            self._sheet([key, study.dicom_id, finding, entry["pair_id"], where, "mimic_ils", f"plots/{key}.png", "O"])
+            shown = f"plots/{key}.png"
+            optimal = "X" if finding in study.present and revised(study, finding) else "O"
+            self._sheet([key, study.dicom_id, finding, entry["pair_id"], where, "mimic_ils", shown, optimal])
         if self._plan.images:
             self._draw(study, entries)
         self._tell(study, outlines)
+
+    def _gild(self, study: SyntheticStudy, outlines: dict[str, np.ndarray], path: str) -> None:
+        """Into Chest ImaGenome's gold set, whose radiographs are to be avoided in training."""
+        self._gold_left -= 1
+        boxes, stated = gold_rows(study, outlines)
+        for row in boxes:
+            self._gold_boxes(row)
+        for row in stated:
+            self._gold_stated(row)
+        self._gold_scales(gold_scale(study))
+        self._avoided([study.subject[1:], study.study[1:], study.dicom_id, f"files/{path}", study.view])
 
     def finish(self) -> None:
         """The ends of the JSON files, and what does not hang on a study."""
@@ -299,13 +329,47 @@ class _Writer:
             _write(pictures / "detection_qa" / "xray.png", _encoded(".png", picture.grey))
             finding = key.split("_")[0]
             if finding in picture.findings:
-                shown = np.repeat(picture.grey[..., None], 3, axis=2)
-                shown[picture.findings[finding]] = shown[picture.findings[finding]] // 2 + np.array(
-                    [127, 127, 0], np.uint8
-                )
-                _write(pictures / "contour_qa" / "contour_eval_qa" / "xray_with_mask.png", _encoded(".png", shown))
+                _draw_contours(pictures / "contour_qa", picture, finding, revised(study, finding))
 
 
+def _draw_contours(folder: Path, picture: Picture, finding: str, change: str | None) -> None:
+    """CheXpercept's pictures of a reviewed contour: as it is shown, and, where it is to be changed, with points on it
+    and with four contours to choose from (A is the right one)."""
+    mask = picture.findings[finding]
+    step = max(max(mask.shape) // 40, 1)
+    shown = mask if change is None else _grown(mask, -step if change == "expansion" else step)
+    _write(folder / "contour_eval_qa" / "xray_with_mask.png", _encoded(".png", _tinted(picture.grey, shown)))
+    if change is None or not mask.any():
+        return
+    pointed = _tinted(picture.grey, shown)
+    outlines, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+    outline = max(outlines, key=len)[:, 0]
+    for number, name in enumerate(POINTS):
+        x, y = outline[len(outline) * number // len(POINTS)].tolist()
+        cv2.circle(pointed, (x, y), 2, (255, 0, 0), -1)
+        cv2.putText(pointed, name, (x + 3, y), cv2.FONT_HERSHEY_SIMPLEX, 0.35, (255, 0, 0), 1)
+    options = (mask, shown, _grown(mask, 2 * step), _grown(mask, -2 * step))
+    _write(folder / "contour_revision_qa" / "xray_with_mask_and_points.png", _encoded(".png", pointed))
+    for name, option in zip(POINTS, options, strict=True):
+        _write(folder / "contour_revision_qa" / f"option_{name}.png", _encoded(".png", _tinted(picture.grey, option)))
+
+
+def _tinted(grey: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """A radiograph with a mask in yellow, uint8 ``[H, W, 3]``."""
+    shown = np.repeat(grey[..., None], 3, axis=2)
+    shown[mask] = shown[mask] // 2 + np.array([127, 127, 0], np.uint8)
+    return shown
+
+
+def _grown(mask: np.ndarray, steps: int) -> np.ndarray:
+    """The mask, wider by so many pixels, or narrower where they are negative."""
+    kernel = np.ones((2 * abs(steps) + 1,) * 2, np.uint8)
+    change = cv2.dilate if steps > 0 else cv2.erode
+    return np.asarray(change(mask.astype(np.uint8), kernel) > 0)
+
+
+# Chest ImaGenome's gold set has a thousand radiographs; a miniature's, at most these.
+_GOLD = 20
 _METADATA = (
     "dicom_id", "subject_id", "study_id", "PerformedProcedureStepDescription", "ViewPosition", "Rows", "Columns",
     "StudyDate", "StudyTime", "ProcedureCodeSequence_CodeMeaning", "ViewCodeSequence_CodeMeaning",
@@ -317,7 +381,7 @@ _CHEXMASK = (
 
 
 @contextmanager
-def _table(path: Path, columns: tuple[str, ...]) -> Iterator[Callable[[list[Any]], Any]]:
+def _table(path: Path, columns: tuple[str, ...], delimiter: str = ",") -> Iterator[Callable[[list[Any]], Any]]:
     """A CSV file, compressed where its name says so; gives the function that writes a row."""
     with ExitStack() as stack:
         file: TextIO
@@ -328,7 +392,7 @@ def _table(path: Path, columns: tuple[str, ...]) -> Iterator[Callable[[list[Any]
             file = stack.enter_context(io.TextIOWrapper(packed, encoding="utf-8", newline=""))
         else:
             file = stack.enter_context(open(path, "w", encoding="utf-8", newline=""))
-        writer = csv.writer(file, lineterminator="\n")
+        writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
         writer.writerow(columns)
         yield writer.writerow
 
@@ -436,7 +500,4 @@ def _redrawn(mask: np.ndarray | None, seed: tuple[int, ...]) -> np.ndarray | Non
     rng = np.random.default_rng(seed)
     if mask is None or rng.random() < 0.1:
         return None
-    steps = int(rng.integers(-4, 5) * max(mask.shape) / 100)
-    kernel = np.ones((2 * abs(steps) + 1,) * 2, np.uint8)
-    change = cv2.dilate if steps > 0 else cv2.erode
-    return np.asarray(change(mask.astype(np.uint8), kernel) > 0)
+    return _grown(mask, int(rng.integers(-4, 5) * max(mask.shape) / 100))

@@ -32,18 +32,23 @@ class SplitSettings:
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """Who reads the reports. url and model are of the endpoint."""
+    """Who reads the reports. url: of the endpoint. model: the endpoint's, or MedGemma's here. at_once: side by side."""
 
-    parser: Literal["rules", "endpoint"]
+    parser: Literal["rules", "medgemma", "endpoint"]
     url: str
     model: str
+    at_once: int
+
+    def __post_init__(self) -> None:
+        if self.at_once < 1:
+            raise ValueError(f"reports.at_once is {self.at_once}; it is one at least")
 
 
 @dataclass(frozen=True)
 class LungSettings:
     """Where lung boxes come from. bundle: the one that grounds them where ``source`` is bundle."""
 
-    source: Literal["chexmask", "cxas", "bundle"]
+    source: Literal["chexmask", "cxas", "run", "bundle"]
     bundle: str
     least_quality: float
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import requests
 
@@ -21,6 +23,9 @@ from training.curation.sources.reports import seen
 from xflow_core.domain.errors import CallError, EngineError, InstructionError, NotWritten
 from xflow_core.domain.findings import CHEST, FINDINGS, HEART, LUNGS
 from xflow_core.domain.instruction import parse_instruction
+from xflow_core.policies.transcript import END, Choice, Plan
+
+T = TypeVar("T")
 
 # By finding: the regions stated present, and those stated absent.
 Stated = Mapping[str, tuple[frozenset[str], frozenset[str]]]
@@ -50,12 +55,18 @@ class Parse:
 
 
 class ReportParser(Protocol):
-    """Reads a report. ``name`` tells parsers and their models apart: an answer of another one is not reused."""
+    """Reads a report.
+
+    name: tells parsers and their models apart: an answer of another one is not reused.
+    at_once: how many reports are best asked for at a time, each in a thread of its own.
+    """
 
     name: str
+    at_once: int
 
     def parse(self, report: str) -> Parse:
-        """
+        """Safe to call from ``at_once`` threads.
+
         Raises:
             EngineError: no answer could be had; the run stops and can go on later.
         """
@@ -67,6 +78,7 @@ class RuleParser:
     it does not weigh a doubt: a sentence with one states nothing. For the miniature and for dry runs."""
 
     name = "rules/1"
+    at_once = 1
 
     def parse(self, report: str) -> Parse:
         said: dict[str, tuple[set[str], set[str]]] = {}
@@ -93,22 +105,22 @@ _DOUBT = re.compile(
 class EndpointParser:
     """A language model at an OpenAI-compatible address (vLLM, SGLang, llama.cpp, ..), at temperature 0."""
 
-    def __init__(self, url: str, model: str, seconds: float = 120.0, key: str | None = None) -> None:
+    def __init__(self, url: str, model: str, seconds: float = 120.0, key: str | None = None, at_once: int = 1) -> None:
         """
         Args:
             url: up to and with the version, for instance ``http://127.0.0.1:8000/v1``.
             seconds: the longest wait for one answer.
+            at_once: requests that are sent side by side; such servers batch them.
             key: sent as a bearer token where given.
         """
         self.name = f"endpoint/1 {model}"
         self._url = f"{url.rstrip('/')}/chat/completions"
+        self.at_once = at_once
         self._model, self._seconds = model, seconds
-        self._session = requests.Session()
-        if key:
-            self._session.headers["Authorization"] = f"Bearer {key}"
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def parse(self, report: str) -> Parse:
-        prompt = _PROMPT.format(findings=", ".join(FINDINGS), regions=", ".join(_PLACES), report=seen(report))
+        prompt = prompt_for(report)
         asked = {
             "model": self._model,
             "messages": [{"role": "user", "content": prompt}],
@@ -116,7 +128,7 @@ class EndpointParser:
             "max_tokens": 1500,
         }
         try:
-            answer = self._session.post(self._url, json=asked, timeout=self._seconds)
+            answer = requests.post(self._url, json=asked, headers=self._headers, timeout=self._seconds)
             answer.raise_for_status()
             raw = answer.json()["choices"][0]["message"]["content"]
         except (requests.RequestException, ValueError, KeyError, IndexError, TypeError) as problem:
@@ -125,6 +137,46 @@ class EndpointParser:
                 f"{self._url} gave no answer ({reason}); start the model there, then run this again."
             ) from None
         return read_answer(prompt, str(raw))
+
+
+def prompt_for(report: str) -> str:
+    """What a model is asked about a report."""
+    return _PROMPT.format(findings=", ".join(FINDINGS), regions=", ".join(_PLACES), report=seen(report))
+
+
+def answer_plan() -> Plan[None]:
+    """The JSON objects that the prompt asks for, as a plan for constrained decoding: findings, and regions in a list,
+    in any order, none twice. :func:`read_answer` reads every one of them.
+
+    Each choice is a word with the punctuation that follows it, up to the next word: tokens do not reach from
+    punctuation into a word, so a piece ends where tokens end.
+    """
+    if (yield Choice(("{}", '{"'))) == "{}":
+        yield END
+        return
+    findings = list(FINDINGS)
+    while True:
+        finding = (yield Choice(tuple(f'{finding}": {{"' for finding in findings))).split('"')[0]
+        findings.remove(finding)
+        side = (yield Choice(('present": ["', 'absent": ["'))).split('"')[0]
+        while True:
+            regions = [HEART] if finding == "cardiomegaly" else list(_PLACES)
+            ending = '", "'
+            while ending == '", "':
+                endings = ['"]}}']
+                endings += ['", "'] if len(regions) > 1 else []
+                endings += ['"], "'] if side == "present" else []
+                endings += ['"]}, "'] if findings else []
+                words = yield Choice(tuple(region + ending for region in regions for ending in endings))
+                region, ending = words[: words.index('"')], words[words.index('"') :]
+                regions.remove(region)
+            if ending != '"], "':
+                break
+            side = "absent"
+            yield 'absent": ["'
+        if ending == '"]}}':
+            yield END
+            return
 
 
 def read_answer(prompt: str, raw: str) -> Parse:
@@ -157,6 +209,14 @@ def _regions(finding: str, entry: Any) -> tuple[frozenset[str], frozenset[str]]:
             raise ValueError(f"{finding} names a region that was not offered: {listed}")
         both.append(frozenset(region for region in regions if region is not None))
     return both[0], both[1]
+
+
+# Reports handed to a parser together, for each that it reads at a time.
+_ASKED_EACH = 8
+
+
+def _key(study: str, report: str | None) -> tuple[str, str]:
+    return study, "" if report is None else hashlib.sha256(report.encode()).hexdigest()
 
 
 class Parses:
@@ -199,28 +259,52 @@ class Parses:
                 f"Line {number} of {path} is no parse of a report; remove the file to begin anew."
             ) from None
 
-    def stated(self, study: str, report: str) -> Stated | None:
-        """What the report states, from the file or from the parser; None where the parser's answer was unreadable."""
-        key = (study, hashlib.sha256(report.encode()).hexdigest())
-        if key not in self._known:
-            parse = self._parser.parse(report)
-            self._known[key] = parse.stated
-            stated = None
-            if parse.stated is not None:
-                both = parse.stated.items()
-                stated = {name: {"present": sorted(yes), "absent": sorted(no)} for name, (yes, no) in both}
-            row = {
-                "study": study,
-                "report": key[1],
-                "parser": self._parser.name,
-                "prompt": parse.prompt,
-                "raw": parse.raw,
-                "stated": stated,
-                "problem": parse.problem,
-            }
-            self._file.write((json.dumps(row) + "\n").encode())
-            self._file.flush()
-        return self._known[key]
+    def alongside(
+        self, items: Iterable[T], report_of: Callable[[T], tuple[str, str | None]]
+    ) -> Iterator[tuple[T, Stated | None]]:
+        """Each item with what its report states, in order: from the file, or from the parser, which reads several at a
+        time. None where there is no report, or where the parser's answer was unreadable.
+
+        Args:
+            report_of: an item's study and report.
+
+        Raises:
+            EngineError: the parser has no answer; those before it are kept.
+        """
+        waiting = iter(items)
+        with ThreadPoolExecutor(self._parser.at_once) as pool:
+            try:
+                while taken := list(islice(waiting, _ASKED_EACH * self._parser.at_once)):
+                    keys = [_key(*report_of(item)) for item in taken]
+                    new = {
+                        key: report
+                        for key, item in zip(keys, taken, strict=True)
+                        if (report := report_of(item)[1]) is not None and key not in self._known
+                    }
+                    for key, parse in zip(new, pool.map(self._parser.parse, new.values()), strict=True):
+                        self._keep(key, parse)
+                    yield from ((item, self._known.get(key)) for item, key in zip(taken, keys, strict=True))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _keep(self, key: tuple[str, str], parse: Parse) -> None:
+        self._known[key] = parse.stated
+        stated = None
+        if parse.stated is not None:
+            both = parse.stated.items()
+            stated = {name: {"present": sorted(yes), "absent": sorted(no)} for name, (yes, no) in both}
+        row = {
+            "study": key[0],
+            "report": key[1],
+            "parser": self._parser.name,
+            "prompt": parse.prompt,
+            "raw": parse.raw,
+            "stated": stated,
+            "problem": parse.problem,
+        }
+        self._file.write((json.dumps(row) + "\n").encode())
+        self._file.flush()
 
     def __enter__(self) -> Parses:
         return self

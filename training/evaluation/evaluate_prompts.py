@@ -1,9 +1,9 @@
 """``python -m training evaluate-prompts --set SET.jsonl --bundle NAME --out DIR``
 
-The bundle's promptable segmenter alone: each true component's box, jittered by 10 %, then up to four clicks of an
-oracle that knows the truth (DESIGN.md, "Evaluation set"). Writes ``metrics.json``, ``per_row.csv`` (a line per
-component) and ``by_clicks.png`` into DIR. Masks, boxes and clicks are in the source image at its size; nothing of the
-rest of the bundle is asked. Not for clinical use.
+The bundle's promptable segmenter alone: each true component's box, jittered by 10 %, then up to four clicks of the
+oracle that knows the truth (:mod:`training.curation.oracle`; DESIGN.md, "Evaluation set"). Writes ``metrics.json``,
+``per_row.csv`` (a line per component) and ``by_clicks.png`` into DIR. Masks, boxes and clicks are in the source image
+at its size; nothing of the rest of the bundle is asked. Not for clinical use.
 
 A component is an 8-connected piece of a finding's true mask that is no speck. The same contour stands in rows of
 several levels: a finding's components on an image are taken from its rows at the widest level there (a narrower region
@@ -30,14 +30,14 @@ import numpy as np
 import torch
 from scipy import ndimage
 
-from training.compact.prompts import deepest, jittered
+from training.compact.prompts import jittered
+from training.curation.oracle import oracle_click
 from training.evaluation.rows import Row, read_rows
 from xflow_core.bundles.loading import load_engine
 from xflow_core.domain.errors import CallError, EngineError
-from xflow_core.domain.geometry import Box, Point, mask_iou
+from xflow_core.domain.geometry import Box, mask_iou
 from xflow_core.domain.trace import Click
 from xflow_core.export.files import write_whole
-from xflow_core.policies.compact_revision import GUARD
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import read_radiograph
 from xflow_core.segmenters.protocol import Prediction, Prompt, PromptableSegmenter
@@ -119,23 +119,6 @@ def components(rows: Sequence[Row], size: tuple[int, int]) -> list[Component]:
                 mask[place] = piece
                 found[key] = Component(mask, Box.of_pixels(edges, size), (finding,))
     return list(found.values())
-
-
-def oracle_click(mask: np.ndarray, truth: np.ndarray, clicks: Sequence[Click]) -> Click | None:
-    """At the deepest point of the larger error, positive or negative; None when no place keeps the guard.
-
-    mask, truth: bool ``[H, W]``. The guard keeps clicks of one polarity 25 pixels of a 1024-pixel image apart
-    (DESIGN.md, "Conventions"; paper, section 4.2).
-    """
-    size = (truth.shape[0], truth.shape[1])
-    guard = GUARD * max(size)
-    places = {}
-    for polarity, error in (("positive", truth & ~mask), ("negative", mask & ~truth)):
-        earlier = [c.point.pixel(size) for c in clicks if c.polarity == polarity]
-        places[polarity] = deepest(error, earlier, guard)
-    polarity = "positive" if places["positive"][1] >= places["negative"][1] else "negative"
-    place, _ = places[polarity]
-    return None if place is None else Click(polarity, Point.of_pixel(*place, size))
 
 
 def jittered_box(image: str, box: Box, seed: int) -> Box:

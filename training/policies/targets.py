@@ -3,7 +3,8 @@
 A constrained decoder gives every region that it judged present at least one box, region after region (DESIGN.md,
 "Transcript grammar"). A target must be one that it can write, so the components' boxes are put in the order of the
 verdicts, and where one component fills several of the regions (its box is the only one that reaches them), each further
-region gets the part of the box that lies in it. A row that even so has a present region without a box is no target.
+region gets the part of the box that lies in it. A box that reaches into none of them (a mask that goes beyond the zones
+asked for) cannot be written, and is left out. A row that even so has a present region without a box is no target.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from xflow_core.domain.errors import ValueRefused
 from xflow_core.domain.findings import HEART, lung_of, region_band
 from xflow_core.domain.geometry import Box
 from xflow_core.domain.trace import GroundedLung, Verdict
-from xflow_core.policies.medgemma import PolicySettings
 from xflow_core.policies.transcript import (
+    BOXES_PER_REGION,
     SquareFrame,
     regions_of_boxes,
     write_boxes,
@@ -26,7 +27,7 @@ from xflow_core.policies.transcript import (
 )
 
 _EVERYWHERE = Box(0.0, 0.0, 1.0, 1.0)
-_MOST = PolicySettings().boxes_per_region
+_LEAST = 0.005  # a few steps of a transcript's grid: an overlap that is still there when all numbers are rounded
 
 
 @dataclass(frozen=True)
@@ -101,26 +102,27 @@ def _ordered(boxes: list[Box], bands: Sequence[Box], name: str) -> tuple[tuple[B
         return (), ()
     of_region: list[list[Box]] = [[] for _ in bands]
     for box in boxes:
-        of_region[_most_shared(box, bands)].append(box)
+        shared = [0.0 if (part := _part(box, band)) is None else part.area for band in bands]
+        if max(shared) > 0:
+            of_region[shared.index(max(shared))].append(box)
     for found, band in zip(of_region, bands, strict=True):
-        parts = [part for box in boxes if (part := box.intersect(band)) is not None]
+        parts = [part for box in boxes if (part := _part(box, band)) is not None]
         if not found and parts:
             found.append(max(parts, key=lambda part: part.area))
         found.sort(key=lambda box: (box.y1, box.x1))
     ordered = tuple(box for found in of_region for box in found)
     # As whoever reads the transcript will tell which box is whose.
-    owners = regions_of_boxes(ordered, bands, most=_MOST)
+    owners = regions_of_boxes(ordered, bands, most=BOXES_PER_REGION)
     if set(owners) != set(range(len(bands))):
         raise ValueRefused(f"The row {name} says that a region is present that none of its boxes reaches.")
-    if max(map(owners.count, owners)) > _MOST:
-        raise ValueRefused(f"The row {name} has more than {_MOST} boxes in a region.")
+    if max(map(owners.count, owners)) > BOXES_PER_REGION:
+        raise ValueRefused(f"The row {name} has more than {BOXES_PER_REGION} boxes in a region.")
     return ordered, owners
 
 
-def _most_shared(box: Box, bands: Sequence[Box]) -> int:
-    """The band that a box overlaps most; where it overlaps none, the nearest."""
-    shared = [0.0 if (common := box.intersect(band)) is None else common.area for band in bands]
-    if max(shared) > 0:
-        return shared.index(max(shared))
-    distances = [(box.centre.x - band.centre.x) ** 2 + (box.centre.y - band.centre.y) ** 2 for band in bands]
-    return distances.index(min(distances))
+def _part(box: Box, band: Box) -> Box | None:
+    """What of a box lies in a band; None where that is less than the numbers of a transcript can show."""
+    part = box.intersect(band)
+    if part is None or part.width < min(_LEAST, box.width) or part.height < min(_LEAST, box.height):
+        return None
+    return part

@@ -76,7 +76,7 @@ class Cluster:
             CallError: Ray is not installed, there is no cluster, or it has no room for so many workers.
         """
         assert job.ray is not None
-        self._ray = _connect(job.ray)
+        self._ray = connect(job.ray)
         has = self._ray.cluster_resources()
         on_gpu = job.settings.device == "cuda" or (job.settings.device == "auto" and has.get("GPU", 0) >= 1)
         kind, share = ("GPU", 1.0) if on_gpu else ("CPU", float(job.settings.threads))
@@ -128,7 +128,12 @@ class Cluster:
                 return
 
 
-def _connect(address: str) -> Any:
+def connect(address: str) -> Any:
+    """Ray, connected to the cluster at ``address``, or to the one that this process is connected to already.
+
+    Raises:
+        CallError: Ray is not installed, or there is no cluster.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
     try:
         import ray

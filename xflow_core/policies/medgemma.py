@@ -87,7 +87,7 @@ class PolicySettings:
     constrained: bool = True
     temperature: float = 0.0
     max_clicks: int = 4
-    boxes_per_region: int = 4
+    boxes_per_region: int = transcript.BOXES_PER_REGION
     most_tokens: int = 512
     thoughts: Mapping[str, str] = field(default_factory=lambda: dict(transcript.THOUGHTS))
     calibration: Mapping[str, Calibration] = field(default_factory=dict)

@@ -33,6 +33,9 @@ from .protocols import Done
 T = TypeVar("T")
 
 GRID = 1000
+BOXES_PER_REGION = 4
+"""Lesion boxes that a region may get, unless a bundle says otherwise."""
+
 END = ""
 """The end of the writer's turn, where a plan says it: no text, one token."""
 
@@ -201,7 +204,7 @@ def absent_plan() -> Plan[tuple[Box, ...]]:
 
 
 def boxes_plan(
-    finding: str, frame: SquareFrame, *, bands: Sequence[Box] | None = None, most: int = 4
+    finding: str, frame: SquareFrame, *, bands: Sequence[Box] | None = None, most: int = BOXES_PER_REGION
 ) -> Plan[tuple[Box, ...]]:
     """One line a lesion box.
 
@@ -236,7 +239,7 @@ def boxes_plan(
             return tuple(boxes)
 
 
-def regions_of_boxes(boxes: Sequence[Box], bands: Sequence[Box], *, most: int = 4) -> tuple[int, ...]:
+def regions_of_boxes(boxes: Sequence[Box], bands: Sequence[Box], *, most: int = BOXES_PER_REGION) -> tuple[int, ...]:
     """Which of ``bands`` each box belongs to: region after region, in the order in which the boxes were written.
 
     A box belongs to the last box's region (until that has ``most`` boxes) or to the next one, whichever it overlaps

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.curation.agreement import agree
 from training.curation.curate import Curated, curate
 from training.curation.paper import read_settings
 from training.curation.report_parsing import EndpointParser, Parse, Parses, RuleParser, Stated, read_answer
+from training.curation.sources.chexpercept import Review
+from training.curation.sources.imagenome import SceneGraph
 from training.curation.sources.problems import Problems
-from training.curation.sources.regions import thirds_of
+from training.curation.sources.regions import THIRDS, thirds_of
 from training.curation.verdicts import COMPARED, verdicts_of
 from xflow_core.domain.errors import CallError, EngineError
 from xflow_core.domain.findings import CHEST, HEART, LUNGS, REGIONS
@@ -77,6 +80,7 @@ regions = st.sets(st.sampled_from([region for region in REGIONS if region != HEA
 
 
 @given(regions, regions)
+@settings(deadline=None)
 def test_verdicts_never_contradict_each_other(present: set[str], absent: set[str]) -> None:
     verdicts = verdicts_of("opacity", present, absent)
     for lung in LUNGS:
@@ -188,6 +192,10 @@ def test_an_answer_is_read_out_of_its_wrapping() -> None:
     assert read_answer("asked", raw).stated == {"effusion": ({"left lung base"}, frozenset())}
 
 
+def read_all(parses: Parses, *reports: tuple[str, str]) -> list[Stated | None]:
+    return [stated for _, stated in parses.alongside(reports, lambda each: each)]
+
+
 class Model(BaseHTTPRequestHandler):
     """An OpenAI-compatible address on loopback that answers each report alike."""
 
@@ -224,22 +232,23 @@ def test_a_model_is_asked_once_and_its_words_are_kept(model: tuple[str, list[dic
     path = tmp_path / "parses.jsonl"
     for _ in range(2):
         with Parses(path, EndpointParser(url, "medgemma")) as parses:
-            assert parses.stated("s1", "FINDINGS: No edema.") == {"edema": (frozenset(), {CHEST})}
-            assert parses.stated("s2", "FINDINGS: Clear.") is not None
+            first, second = read_all(parses, ("s1", "FINDINGS: No edema."), ("s2", "FINDINGS: Clear."))
+            assert first == second == {"edema": (frozenset(), {CHEST})}
     assert len(asked) == 2 and asked[0]["temperature"] == 0 and "No edema." in asked[0]["messages"][0]["content"]
     row = json.loads(path.read_text().splitlines()[0])
     assert row["raw"].startswith("{") and row["prompt"].endswith("No edema.") and row["parser"] == "endpoint/1 medgemma"
     # Another model's answers, or another report's, are not taken over.
     with Parses(path, EndpointParser(url, "other")) as parses:
-        parses.stated("s1", "FINDINGS: No edema.")
+        read_all(parses, ("s1", "FINDINGS: No edema."))
     with Parses(path, EndpointParser(url, "medgemma")) as parses:
-        parses.stated("s1", "FINDINGS: Edema.")
+        read_all(parses, ("s1", "FINDINGS: Edema."))
     assert len(asked) == 4
 
 
 def test_a_run_goes_on_after_a_line_that_a_stop_cut_off(tmp_path: Path) -> None:
     class Counting:
         name = "counting"
+        at_once = 2
         calls = 0
 
         def parse(self, report: str) -> Parse:
@@ -249,13 +258,11 @@ def test_a_run_goes_on_after_a_line_that_a_stop_cut_off(tmp_path: Path) -> None:
 
     path, first, second = tmp_path / "parses.jsonl", Counting(), Counting()
     with Parses(path, first) as parses:
-        for number in range(5):
-            parses.stated(f"s{number}", "text")
+        read_all(parses, *((f"s{number}", "text") for number in range(5)))
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
     with Parses(path, second) as parses:
-        for number in range(5):
-            parses.stated(f"s{number}", "text")
+        read_all(parses, *((f"s{number}", "text") for number in range(5)))
     assert (first.calls, second.calls) == (5, 1)
     assert path.read_bytes() == whole
     path.write_text("something else\n")
@@ -268,10 +275,52 @@ def test_a_model_that_is_not_there_stops_the_run_with_one_sentence() -> None:
         EndpointParser("http://127.0.0.1:9/v1", "m", seconds=2).parse("FINDINGS: Clear.")
 
 
-def test_an_unreadable_answer_counts_as_a_missing_source(annotated: Miniature, tmp_path: Path) -> None:
-    from training.curation.agreement import agree
-    from training.curation.sources.chexpercept import Review
+def test_reports_are_read_side_by_side_and_kept_in_their_order(tmp_path: Path) -> None:
+    class Together:
+        """Answers only when three are asked at the same time; the last one cannot be read, the fifth has no answer."""
 
+        name, at_once = "together", 3
+
+        def __init__(self) -> None:
+            self.all_there = threading.Barrier(3, timeout=10)
+
+        def parse(self, report: str) -> Parse:
+            self.all_there.wait()
+            return read_answer("asked", report)
+
+    said = [json.dumps({"edema": {"present": [lung]}}) for lung in LUNGS] + ["who knows"]
+    path = tmp_path / "parses.jsonl"
+    with Parses(path, Together()) as parses:
+        cases: list[tuple[str, str | None]] = [("none", None), *((f"s{k}", words) for k, words in enumerate(said))]
+        found = list(parses.alongside(cases, lambda case: case))
+    assert [case for case, _ in found] == cases
+    assert [stated for _, stated in found] == [None, *({"edema": ({lung}, frozenset())} for lung in LUNGS), None]
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["study"], row["raw"]) for row in kept] == [(f"s{k}", words) for k, words in enumerate(said)]
+    assert kept[2]["stated"] is None and kept[2]["problem"] == "no JSON object"
+
+
+stated_regions = st.tuples(regions.map(frozenset), regions.map(frozenset))
+
+
+@given(st.booleans(), st.sets(st.sampled_from(THIRDS), min_size=1), stated_regions, stated_regions)
+@settings(deadline=None)
+def test_a_triple_is_admitted_exactly_when_three_equal_verdicts_exist(
+    present: bool, zones: set[str], reported: Any, graphed: Any
+) -> None:
+    """A.2: identical verdicts are admitted, "anything else, including a missing source, is dropped"."""
+    review = Review("k", "p", "s", "d", "opacity", present, frozenset(zones if present else ()))
+    dropped: Counter[str] = Counter()
+    graph = SceneGraph("d", {}, {"opacity": graphed})
+    entry = agree(review, "p1", None, {"opacity": reported}, True, graph, dropped)
+    mine = verdicts_of("opacity", zones if present else (), () if present else {CHEST})
+    theirs, silver = (verdicts_of("opacity", *both) for both in (reported, graphed))
+    equal = {r: mine[r] for r in COMPARED if r in mine and mine[r] == theirs.get(r) == silver.get(r)}
+    assert (entry.verdicts if entry else {}) == equal
+    assert sum(dropped.values()) == len(mine) - len(equal)
+
+
+def test_an_unreadable_answer_counts_as_a_missing_source(annotated: Miniature, tmp_path: Path) -> None:
     dropped: Counter[str] = Counter()
     review = Review("effusion_s1_negative_0", "s1_negative_0", "s1", "d", "effusion", False, frozenset())
     assert agree(review, "p1", None, None, True, None, dropped) is None

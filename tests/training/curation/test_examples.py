@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import cv2
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from brush import Brush
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +24,6 @@ from training.curation.paper import RevisionSettings, read_settings
 from training.curation.pictures import examples
 from training.curation.sources.problems import Problems
 from training.curation.templates import phrased
-from training.curation.trajectories import Trajectories, write_trajectories
 from training.evaluation.rows import read_rows
 from xflow_core.domain import rle
 from xflow_core.domain.errors import CallError
@@ -32,11 +31,9 @@ from xflow_core.domain.findings import CHEST, FINDINGS, HEART, LUNGS, ZONES
 from xflow_core.domain.geometry import Box, Point, mask_iou
 from xflow_core.domain.instruction import parse_instruction
 from xflow_core.domain.trace import Click
-from xflow_core.radiograph.encoded import EncodedRadiograph
-from xflow_core.segmenters.protocol import Prediction, Prompt
 
 if TYPE_CHECKING:
-    from conftest import Miniature
+    from conftest import Miniature, Revised
 
 REVISION = RevisionSettings(clicks=4, guard_px=25, jitter=0.1, starts=3)
 
@@ -101,6 +98,37 @@ def test_the_oracle_clicks_the_deepest_point_of_the_larger_error(truth: np.ndarr
     assert depth[click.point.pixel(truth.shape)] == pytest.approx(depth.max(), abs=1e-4)
 
 
+@given(masks, st.integers(0, 2**32 - 1), st.integers(1, 4))
+@settings(max_examples=80, deadline=None)
+def test_four_clicks_are_those_of_algorithm_1(truth: np.ndarray, seed: int, guard: int) -> None:
+    """Against a search over all pixels: the deepest of the larger region that keeps the guard, else of the other."""
+    mask, size = np.random.default_rng(seed).random(truth.shape) < 0.5, truth.shape
+    clicks: list[Click] = []
+    for _ in range(4):
+        click = oracle_click(mask, truth, clicks, guard_px=guard * 1024 / max(size))
+        regions = {"positive": truth & ~mask, "negative": mask & ~truth}
+        larger = "positive" if regions["positive"].sum() >= regions["negative"].sum() else "negative"
+        wanted = None
+        for polarity in (larger, *(set(regions) - {larger})):
+            depth = brute_depths(regions[polarity])
+            for row, column in np.ndindex(size):
+                for other in clicks:
+                    if (
+                        other.polarity == polarity
+                        and np.hypot(*np.subtract((row, column), other.point.pixel(size))) < guard
+                    ):
+                        depth[row, column] = 0
+            if depth.max() > 0:
+                wanted = polarity, depth
+                break
+        assert (click is None) == (wanted is None)
+        if click is None or wanted is None:
+            return
+        assert click.polarity == wanted[0]
+        assert wanted[1][click.point.pixel(size)] == pytest.approx(wanted[1].max(), abs=1e-4)
+        clicks.append(click)
+
+
 def test_clicks_of_one_polarity_stay_apart_in_the_1024_pixel_frame() -> None:
     truth = np.zeros((512, 512), bool)
     truth[100:200, 100:400] = True
@@ -129,28 +157,6 @@ def test_where_the_guard_leaves_no_place_the_smaller_error_is_corrected() -> Non
     assert oracle_click(mask, truth, [*earlier, Click("negative", Point.of_pixel(50, 50, mask.shape))], 200) is None
 
 
-class Brush:
-    """A segmenter of a few lines: the box filled; a click paints or wipes a disc. ``deaf`` ignores clicks."""
-
-    def __init__(self, deaf: bool = False, size: tuple[int, int] = (96, 96)) -> None:
-        self.deaf, self.size = deaf, size
-
-    def segment(self, image: EncodedRadiograph | None, prompts: Sequence[Prompt]) -> list[Prediction]:
-        size = self.size if image is None else image.radiograph.size
-        made = []
-        for prompt in prompts:
-            mask = prompt.previous.mask.copy() if prompt.previous else np.zeros(size, bool)
-            if prompt.previous is None and prompt.box is not None:
-                mask = prompt.box.mask(size)
-            elif not self.deaf:
-                row, column = prompt.clicks[-1].point.pixel(size)
-                rows, columns = np.ogrid[: size[0], : size[1]]
-                disc = (rows - row) ** 2 + (columns - column) ** 2 <= (max(size) / 14) ** 2
-                mask[disc] = prompt.clicks[-1].polarity == "positive"
-            made.append(Prediction(mask))
-        return made
-
-
 def component() -> np.ndarray:
     rows, columns = np.ogrid[:96, :96]
     return ((rows - 40) / 18) ** 2 + ((columns - 50) / 26) ** 2 <= 1
@@ -158,7 +164,7 @@ def component() -> np.ndarray:
 
 def test_a_trajectory_goes_from_the_perturbed_box_to_a_better_mask() -> None:
     truth = component()
-    made = revise(Brush(), None, truth, REVISION, np.random.default_rng(0))  # type: ignore[arg-type]
+    (made,) = revise(Brush(), None, [truth], REVISION, [np.random.default_rng(0)])  # type: ignore[arg-type]
     assert made is not None
     assert len(made.masks) == len(made.clicks) + 1 == len(made.ious) <= 5
     assert made.ious[-1] > made.ious[0]
@@ -173,7 +179,20 @@ def test_a_trajectory_goes_from_the_perturbed_box_to_a_better_mask() -> None:
 
 
 def test_a_trajectory_that_does_not_improve_is_not_shown() -> None:
-    assert revise(Brush(deaf=True), None, component(), REVISION, np.random.default_rng(0)) is None  # type: ignore[arg-type]
+    rngs = [np.random.default_rng(0)]
+    assert revise(Brush(deaf=True), None, [component()], REVISION, rngs) == [None]  # type: ignore[arg-type]
+
+
+def test_components_are_revised_side_by_side_as_they_would_be_alone() -> None:
+    truths = [component(), np.roll(component(), (25, -20), (0, 1)), component()[::-1]]
+    brush = Brush()
+    together = revise(brush, None, truths, REVISION, [np.random.default_rng(k) for k in range(3)])  # type: ignore[arg-type]
+    assert len(brush.asked) <= 1 + REVISION.clicks and brush.asked[0] == 3
+    for number, (truth, made) in enumerate(zip(truths, together, strict=True)):
+        rngs = [np.random.default_rng(number)]
+        (alone,) = revise(Brush(), None, [truth], REVISION, rngs)  # type: ignore[arg-type]
+        assert made is not None and alone is not None
+        assert (made.box, made.clicks, made.ious) == (alone.box, alone.clicks, alone.ious)
 
 
 # Masks -----------------------------------------------------------------------------------------------------------
@@ -197,20 +216,6 @@ def test_a_question_about_one_lung_sees_its_side_alone() -> None:
 
 
 # The stages on the miniature -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def splits(drawn: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("splits") / "splits"
-    main(["splits", "--data", str(drawn.root), "--out", str(out)])
-    return out
-
-
-@pytest.fixture(scope="module")
-def instructions(drawn: Miniature, splits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("instructions") / "instructions"
-    main(["instructions", "--data", str(drawn.root), "--splits", str(splits), "--out", str(out)])
-    return out
 
 
 def rows_of(folder: Path, split: str) -> list[dict[str, Any]]:
@@ -259,7 +264,10 @@ def test_a_stage_shows_some_of_its_rows(drawn: Miniature, instructions: Path) ->
     sheet = cv2.imread(str(instructions / "examples.png"))
     assert sheet.shape[1] == 4 * 320 and sheet.std() > 20
     rows = examples(instructions, ("sft", "rl"))
-    assert len({row["finding"] for row in rows}) >= 5
+    assert len({row["finding"] for row in rows}) >= 5 and len({row["study"] for row in rows}) == len(rows) == 12
+    assert Counter((row["level"], row["present"]) for row in rows) == dict.fromkeys(
+        ((level, present) for level in ("chest", "lung", "zone") for present in (True, False)), 2
+    )
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
@@ -292,12 +300,10 @@ def test_lungs_come_from_the_source_that_is_named(drawn: Miniature, splits: Path
     assert ("dropped: no lung boxes" in report["counts"]["sft"]) == (source == "chexmask")
 
 
-def test_trajectories_are_made_component_by_component(drawn: Miniature, instructions: Path, tmp_path: Path) -> None:
-    maker = Trajectories(drawn.sources, Brush(), REVISION, 0, Problems())
-    report = write_trajectories(instructions, tmp_path, maker, "key")
-    made, asked = rows_of(tmp_path, "sft"), rows_of(instructions, "sft")
+def test_trajectories_are_made_component_by_component(instructions: Path, revised: Revised) -> None:
+    made, asked = rows_of(revised.folder, "sft"), rows_of(instructions, "sft")
     components = sum(len(row["boxes"]) for row in asked if row["present"])
-    unreadable = report["counts"]["sft"].get("dropped: radiograph unreadable", 0)
+    unreadable = revised.report["counts"]["sft"].get("dropped: radiograph unreadable", 0)
     assert 10 < len(made) <= components
     assert unreadable > 0  # the drawn miniature has broken downloads
     for row in made:
@@ -306,11 +312,21 @@ def test_trajectories_are_made_component_by_component(drawn: Miniature, instruct
         ious = [mask_iou(rle.decode(mask, size), truth) for mask in row["masks"]]
         assert ious == pytest.approx(row["ious"], abs=1e-6) and len(row["clicks"]) + 1 == len(ious) <= 5
         assert not row["clicks"] or ious[-1] > ious[0]
-    starts = rows_of(tmp_path, "rl")
+    starts = rows_of(revised.folder, "rl")
     assert starts and all(len(row["masks"]) == 1 and not row["clicks"] for row in starts)
     per_component = Counter(row["id"].rsplit("_", 1)[0] for row in starts)
-    assert set(per_component.values()) == {REVISION.starts}
+    assert set(per_component.values()) == {revised.starts}
     assert len({tuple(row["box"]) for row in starts}) > len(per_component)
+
+
+def test_a_radiograph_is_encoded_once_and_asked_about_once_a_turn(revised: Revised) -> None:
+    made = {split: rows_of(revised.folder, split) for split in ("sft", "sft_val", "rl")}
+    assert set(revised.brush.encoded.values()) == {1}
+    in_rl = Counter(row["image"] for row in made["rl"])
+    radiographs = len(revised.brush.encoded)
+    assert len(revised.brush.asked) <= 5 * (radiographs - len(in_rl)) + len(in_rl) < sum(map(len, made.values()))
+    # All components and starting states of a radiograph of D_RL, whatever the question, in one call.
+    assert revised.brush.asked[-len(in_rl) :] == list(in_rl.values()) and max(in_rl.values()) > revised.starts
 
 
 def test_d_eval_is_an_evaluation_set(drawn: Miniature, splits: Path, tmp_path: Path) -> None:

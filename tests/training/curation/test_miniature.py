@@ -94,6 +94,50 @@ def test_every_layout_is_the_publishers(drawn: Miniature) -> None:
     }
 
 
+def test_chexpercepts_contours_are_shown_as_they_are_or_to_be_changed(drawn: Miniature) -> None:
+    reviews, seen = json.loads(drawn.sources.reviews.read_text()), set()
+    for key, entry in reviews.items():
+        contour = entry.get("contour_qa")
+        if contour is None or not (drawn.sources.chexpercept / "chexpercept" / key).is_dir():
+            continue
+        folder = drawn.sources.chexpercept
+        shown = cv2.imread(str(folder / contour["contour_eval_qa"]["relative_path"]))
+        assert shown is not None and contour["no_deformation"] == (contour["contour_eval_qa"]["answer"] == "Yes")
+        if contour["no_deformation"]:
+            assert not (folder / "chexpercept" / key / "contour_qa" / "contour_revision_qa").exists()
+            continue
+        asked = {name: contour[f"contour_revision_qa_{name}"] for name in ("expansion", "contraction")}
+        (change,) = (name for name, question in asked.items() if question["answer"] != "None of the above")
+        result = contour["contour_revision_qa_revision_result"]
+        pictures = [cv2.imread(str(folder / option["relative_path"])) for option in result["answer_options"]]
+        right, before = (int((picture[..., 0] < picture[..., 1]).sum()) for picture in (pictures[0], shown))
+        assert len(pictures) == 4 and (right > before) == (change == "expansion")
+        assert (folder / "chexpercept" / key / "contour_qa/contour_revision_qa/xray_with_mask_and_points.png").is_file()
+        seen.add(change)
+    assert seen == {"expansion", "contraction"}
+
+
+def test_chest_imagenomes_gold_tables_are_of_radiographs_to_avoid(annotated: Miniature) -> None:
+    silver = annotated.sources.scene_graphs.parent
+    gold = silver.parent / "gold_dataset"
+    with open(silver / "splits" / "images_to_avoid.csv") as file:
+        avoided = {row["dicom_id"] for row in csv.DictReader(file)}
+    truth = {study["dicom_id"]: study for study in annotated.studies}
+    assert 2 < len(avoided) <= 20 and all(truth[name]["split"] != "train" for name in avoided)
+    with open(gold / "gold_bbox_coordinate_annotations_1000images.csv") as file:
+        boxes = list(csv.DictReader(file))
+    with open(gold / "gold_object_attribute_with_coordinates.txt") as file:
+        stated = list(csv.DictReader(file, delimiter="\t"))
+    with open(gold / "gold_bbox_scaling_factors_original_to_224x224.csv") as file:
+        scales = {row["image_id"]: row for row in csv.DictReader(file)}
+    assert {row["image_id"] for row in boxes} == set(scales) == {f"{name}.dcm" for name in avoided}
+    assert {row["context"] for row in stated} <= {"yes", "no"} and stated
+    for row in boxes:
+        scale = scales[row["image_id"]]
+        for side, small, border in (("original_x1", "x1", "left"), ("original_y1", "y1", "top")):
+            assert abs(float(row[side]) * float(scale["ratio"]) + float(scale[border]) - float(row[small])) <= 1.1
+
+
 def test_a_patient_stays_in_one_split(annotated: Miniature) -> None:
     splits = defaultdict(set)
     for study in annotated.studies:

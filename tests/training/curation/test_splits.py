@@ -17,7 +17,7 @@ import yaml
 from training.__main__ import main
 from training.curation.agreement import Agreed
 from training.curation.counts import tables
-from training.curation.curate import curate
+from training.curation.curate import curate, progress
 from training.curation.division import EVAL, RL, SFT, VAL, Radiograph, check_disjoint, divide, strata_of
 from training.curation.paper import PAPER, SplitSettings, read_settings
 from training.curation.questions import Question, questions_of
@@ -224,7 +224,7 @@ def test_splits_are_written_alike_twice_and_say_what_they_hold(annotated: Miniat
     questions = pq.read_table(tmp_path / "one" / "questions.parquet").to_pylist()
     assert len({row["id"] for row in questions}) == len(questions)
     assert all((row["mask"] is not None) == row["present"] for row in questions)
-    assert manifest["schema"] == "xflow.splits/1" and manifest["settings"]["splits"]["seed"] == 0
+    assert manifest["schema"] == "xflow.splits/2" and manifest["settings"]["splits"]["seed"] == 0
     with pytest.raises(SystemExit) as stopped:
         main(["splits", "--data", str(annotated.root), "--out", str(tmp_path / "one")])
     assert stopped.value.code == 2
@@ -288,6 +288,21 @@ def test_check_names_what_is_missing_and_where_to_get_it(
     assert "DAMAGED  MIMIC-ILS" in told and "broke off" in told
 
 
+def test_check_asks_for_what_the_configuration_names(
+    annotated: Miniature, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = yaml.safe_load(PAPER.read_text())
+    data["reports"] |= {"parser": "medgemma", "model": "nowhere"}
+    data["lungs"]["source"] = "run"
+    config = tmp_path / "chosen.yaml"
+    config.write_text(yaml.safe_dump(data))
+    with pytest.raises(SystemExit):
+        main(["check", "--data", str(annotated.root), "--annotations-only", "--config", str(config)])
+    told = capsys.readouterr().out
+    assert "MISSING  MedGemma, for the reports: reports.model is 'nowhere'" in told
+    assert "-  lung boxes" in told and "python -m training lungs" in told
+
+
 @pytest.mark.parametrize("command", ["check", "counts", "splits"])
 def test_a_wrong_root_is_said_at_once(command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "holiday").mkdir()
@@ -297,3 +312,18 @@ def test_a_wrong_root_is_said_at_once(command: str, capsys: pytest.CaptureFixtur
     assert stopped.value.code == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 and str(tmp_path) in told[0]
+
+
+def test_how_far_a_stage_is_shows_as_a_bar_on_a_terminal_and_as_lines_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert list(progress(range(3), "Agreement")) == [0, 1, 2]
+    assert not caplog.messages and not capsys.readouterr().err  # a short stage says nothing
+    assert list(progress(iter("abc"), "Agreement", total=3, every=0)) == ["a", "b", "c"]
+    assert [message.split(",")[0] for message in caplog.messages] == [f"Agreement: {k} of 3" for k in range(3)]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert list(progress(range(3), "Agreement")) == [0, 1, 2]
+    shown = capsys.readouterr().err
+    assert "Agreement" in shown and "3/3" in shown

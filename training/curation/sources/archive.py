@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 from types import TracebackType
 
@@ -48,7 +49,8 @@ class Archive:
                 return self._zip.read(candidate)
             except KeyError:
                 continue
-            except zipfile.BadZipFile as problem:
+            # Damaged data, a password, a method that zipfile does not know.
+            except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as problem:
                 raise OSError(f"damaged in the archive: {problem}") from None
         return None
 

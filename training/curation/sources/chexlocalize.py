@@ -86,7 +86,7 @@ def read_localized(path: Path, problems: Problems) -> Iterator[Localized]:
     for (name,), tasks in members(path, depth=1):
         try:
             yield _localized(name, tasks)
-        except (ValueRefused, KeyError, TypeError, ValueError) as problem:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
             problems.add("masks_malformed", path, name, str(problem))
 
 

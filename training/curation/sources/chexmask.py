@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import sys
+import zlib
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .problems import Problems
 
 # The authors' advice: keep Dice RCA (Mean) >= 0.7.
 LEAST_QUALITY = 0.7
+_LONGEST_SIDE = 100_000
 _ID_COLUMNS = ("dicom_id", "image_id", "Image Index")
 
 
@@ -52,7 +54,9 @@ def runs_of(text: str, size: tuple[int, int]) -> np.ndarray:
     runs = numbers.reshape(-1, 2) - (1, 0)
     if not len(runs):
         raise ValueRefused("rle_empty: there is no run.")
-    if runs.min() < 0 or (runs[:, 1] < 1).any() or (runs.sum(1) > size[0] * size[1]).any():
+    pixels = size[0] * size[1]
+    # Each number by itself first: the sum of two large ones may run over.
+    if runs.min() < 0 or runs[:, 1].min() < 1 or runs.max() > pixels or runs.sum(1).max() > pixels:
         raise ValueRefused(f"rle_overruns: the runs leave an image of {size[0]} x {size[1]} pixels.")
     return runs
 
@@ -92,7 +96,7 @@ def read_lung_boxes(
     wanted: Collection[str] | None = None,
     least_quality: float = LEAST_QUALITY,
 ) -> Iterator[LungBoxes]:
-    """The usable lines of CheXmask's table (plain or ``.gz``), in constant memory.
+    """The usable lines of CheXmask's table (plain or ``.gz``), in constant memory but for the radiographs seen.
 
     Args:
         sizes: the radiographs' own ``(height, width)``, which a line must agree with.
@@ -112,15 +116,19 @@ def read_lung_boxes(
             if name is None or not set(columns) <= set(header):
                 raise CallError(f"{path} lacks a column of CheXmask's: {', '.join(str(column) for column in columns)}.")
             places = [header.index(str(column)) for column in columns]
+            seen: set[str] = set()
             for number, row in enumerate(rows, start=2):
                 if len(row) != len(header):
                     problems.add("row_malformed", path, f"line {number}", f"{len(row)} of {len(header)} columns")
                     continue
                 if wanted is None or row[places[0]] in wanted:
                     lungs = _lungs(path, number, [row[place] for place in places], problems, sizes, least_quality)
-                    if lungs is not None:
+                    if lungs is not None and lungs.dicom_id in seen:
+                        problems.add("row_repeated", path, lungs.dicom_id, f"line {number}")
+                    elif lungs is not None:
+                        seen.add(lungs.dicom_id)
                         yield lungs
-    except (OSError, EOFError, csv.Error) as problem:
+    except (OSError, EOFError, csv.Error, zlib.error) as problem:
         raise CallError(f"{path} cannot be read to its end: {problem}; download it again.") from None
 
 
@@ -135,8 +143,11 @@ def _lungs(
     dicom_id = values[0]
     try:
         quality, size = float(values[1]), (int(float(values[4])), int(float(values[5])))
-    except ValueError:
+    except (ValueError, OverflowError):
         problems.add("row_malformed", path, f"line {number}", dicom_id)
+        return None
+    if not 1 <= min(size) <= max(size) <= _LONGEST_SIDE:
+        problems.add("row_malformed", path, f"line {number}", f"{dicom_id}: {size[0]} x {size[1]} pixels")
         return None
     if sizes is not None and sizes.get(dicom_id, size) != size:
         problems.add("size_differs", path, dicom_id, f"{size}, the radiograph is {sizes[dicom_id]}")
@@ -156,6 +167,7 @@ def _lungs(
 
 
 def _opened(path: Path) -> AbstractContextManager[TextIO]:
+    # A byte that is no UTF-8 spoils its own field, not the table.
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")  # type: ignore[return-value]
-    return open(path, encoding="utf-8", newline="")
+        return gzip.open(path, "rt", encoding="utf-8", errors="replace", newline="")  # type: ignore[return-value]
+    return open(path, encoding="utf-8", errors="replace", newline="")

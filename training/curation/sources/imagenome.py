@@ -67,7 +67,7 @@ class SceneGraphs:
                 )
                 return None
             return SceneGraph(dicom_id, _boxes(graph["objects"]), _stated(graph["attributes"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
             self._problems.add("scene_graph_broken", self._archive.path, name, f"{type(problem).__name__}: {problem}")
             return None
 

@@ -100,6 +100,8 @@ class _Window:
                 if len(self._text) - problem.pos > _CLOSE or not self._more():
                     raise self.wrong(problem.msg, problem.pos - self._at) from None
                 continue
+            except (ValueError, RecursionError) as problem:  # a number of thousands of digits, thousands of brackets
+                raise self.wrong(str(problem)) from None
             # A number that is not followed by a delimiter may go on ("0" of "0.5").
             number = type(value) in (int, float) and self._text[end : end + 1] not in _DELIMITERS
             if (number or end == len(self._text)) and len(self._text) - end < _CLOSE and self._more():

@@ -13,7 +13,8 @@ from pathlib import Path
 class Sources:
     """Folders and files, relative to the data root or absolute.
 
-    reports and scene_graphs may be the archive as it was downloaded or the folder it unpacks to.
+    reports and scene_graphs may be the archive as it was downloaded or the folder it unpacks to. lung_boxes is what
+    ``python -m training lungs`` writes.
     """
 
     mimic_cxr_jpg: Path = Path("mimic-cxr-jpg/2.1.0")
@@ -24,6 +25,7 @@ class Sources:
     chexmask: Path = Path("chexmask/MIMIC-CXR-JPG.csv")
     cxas: Path = Path("cxas")
     chexlocalize: Path = Path("chexlocalize")
+    lung_boxes: Path = Path("lung-boxes")
 
     def under(self, root: Path) -> Sources:
         """The same, under a data root."""

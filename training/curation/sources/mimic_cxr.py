@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Collection
+import hashlib
+import zlib
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from xflow_core.domain.errors import CallError
@@ -14,6 +16,21 @@ from .problems import Problems
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 
 
+def mark_of(*names: str) -> int:
+    """A number that stands for some ids: a set of them takes a third of the memory of the ids themselves."""
+    return int.from_bytes(hashlib.blake2b("/".join(names).encode(), digest_size=8).digest(), "big")
+
+
+def read_marks(path: Path) -> set[int]:
+    """:func:`mark_of` every radiograph's DICOM id, patient ("p########") and study ("s########").
+
+    Raises:
+        CallError: the file is missing, damaged, or lacks the columns.
+    """
+    rows = _rows(path, ("dicom_id", "subject_id", "study_id"))
+    return {mark_of(row[0], f"p{row[1]}", f"s{row[2]}") for _, row in rows if row is not None}
+
+
 def read_sizes(path: Path, problems: Problems, wanted: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
     """``(height, width)`` by DICOM id from ``metadata.csv.gz``; of the wanted radiographs, or of all.
 
@@ -21,33 +38,38 @@ def read_sizes(path: Path, problems: Problems, wanted: Collection[str] | None = 
         CallError: the file is missing, damaged, or lacks the columns.
     """
     sizes: dict[str, tuple[int, int]] = {}
+    for number, row in _rows(path, ("dicom_id", "Rows", "Columns")):
+        name, *sides = row or ("", "", "")
+        try:
+            height, width = (int(float(side)) for side in sides)
+        except (ValueError, OverflowError):
+            problems.add("row_malformed", path, f"line {number}")
+            continue
+        if height < 1 or width < 1:
+            problems.add("row_malformed", path, f"line {number}", f"{height} x {width}")
+        elif wanted is not None and name not in wanted:
+            continue
+        elif name in sizes:
+            problems.add("metadata_repeated", path, name, f"line {number}")
+        else:
+            sizes[name] = (height, width)
+    return sizes
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str] | None]]:
+    """The lines' numbers and these columns; None for a line that does not have them."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        # A byte that is no UTF-8 spoils its own field, not the table.
+        with gzip.open(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
             rows = csv.reader(file)
             header = next(rows, [])
-            try:
-                places = [header.index(name) for name in ("dicom_id", "Rows", "Columns")]
-            except ValueError:
-                raise CallError(
-                    f"{path} lacks a column dicom_id, Rows or Columns; it is not MIMIC-CXR-JPG's."
-                ) from None
+            if not set(columns) <= set(header):
+                raise CallError(f"{path} lacks a column {' or '.join(columns)}; it is not MIMIC-CXR-JPG's.")
+            places = [header.index(name) for name in columns]
             for number, row in enumerate(rows, start=2):
-                try:
-                    name, height, width = row[places[0]], int(float(row[places[1]])), int(float(row[places[2]]))
-                except (IndexError, ValueError):
-                    problems.add("row_malformed", path, f"line {number}")
-                    continue
-                if height < 1 or width < 1:
-                    problems.add("row_malformed", path, f"line {number}", f"{height} x {width}")
-                elif wanted is not None and name not in wanted:
-                    continue
-                elif name in sizes:
-                    problems.add("metadata_repeated", path, name, f"line {number}")
-                else:
-                    sizes[name] = (height, width)
-    except (OSError, EOFError) as problem:
+                yield number, [row[place] for place in places] if len(row) > max(places) else None
+    except (OSError, EOFError, csv.Error, zlib.error) as problem:
         raise CallError(f"{path} cannot be read to its end: {problem}; download it again.") from None
-    return sizes
 
 
 def check_image(path: Path, size: tuple[int, int] | None, problems: Problems) -> bool:

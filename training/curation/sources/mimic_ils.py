@@ -7,20 +7,21 @@ Locations are read as ``grounded_location`` (an earlier release) or ``location``
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from xflow_core.domain.findings import FINDINGS
 
 from .json_stream import members
+from .mimic_cxr import mark_of
 from .problems import Problems
 from .regions import region_of
 
 SPLITS = ("train", "val", "test")
 _TYPES = ("basic", "global", "lesion_inference")
-_STUDY, _SUBJECT = re.compile(r"s\d{8}"), re.compile(r"p\d{8}")
+_STUDY, _SUBJECT, _DICOM_ID = re.compile(r"s\d{8}"), re.compile(r"p\d{8}"), re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +53,21 @@ class Study:
     pairs: tuple[Pair, ...]
 
 
-def read_studies(path: Path, problems: Problems) -> Iterator[Study]:
+def read_studies(path: Path, problems: Problems, known: Container[int] | None = None) -> Iterator[Study]:
     """The usable studies of ``mimic_ils_instruction_answer.json``, in the file's order, in constant memory but for the
-    numbers of the studies seen.
+    numbers of the studies and radiographs seen.
 
     What cannot be used is added to ``problems`` and left out: a pair from its study, or a study.
+
+    Args:
+        known: the metadata's radiographs (:func:`~.mimic_cxr.read_marks`); a study that they do not bear out is left
+            out.
 
     Raises:
         CallError: the file is missing, damaged or of another shape.
     """
     seen: set[int] = set()
+    images: set[int] = set()
     unknown: set[str] = set()
     for (split, key), record in members(path, depth=2):
         if split not in SPLITS:
@@ -77,8 +83,17 @@ def read_studies(path: Path, problems: Problems) -> Iterator[Study]:
             continue
         seen.add(int(key[1:]))
         study = _study(path, key, split, record, problems)
-        if study is not None:
-            yield study
+        if study is None:
+            continue
+        if known is not None and mark_of(study.dicom_id, study.subject, study.id) not in known:
+            problems.add("metadata_differs", path, key, f"{study.subject}, {study.dicom_id}")
+            continue
+        image = mark_of(study.dicom_id)
+        if image in images:
+            problems.add("radiograph_repeated", path, key, study.dicom_id)
+            continue
+        images.add(image)
+        yield study
 
 
 def _study(path: Path, key: str, split: str, record: Any, problems: Problems) -> Study | None:
@@ -90,14 +105,14 @@ def _study(path: Path, key: str, split: str, record: Any, problems: Problems) ->
     if not (isinstance(subject, str) and isinstance(dicom_id, str) and isinstance(image, str) and dicom_id):
         problems.add("missing_field", path, key, "subject_id, dicom_id or image_path")
         return None
-    parts = PurePosixPath(image).parts
-    if not _SUBJECT.fullmatch(subject) or ".." in parts or PurePosixPath(image).is_absolute():
-        problems.add("study_malformed", path, key, "subject_id or image_path")
+    *folders, name = image.split("/")
+    if not (_SUBJECT.fullmatch(subject) and _DICOM_ID.fullmatch(dicom_id)) or ".." in folders or image.startswith("/"):
+        problems.add("study_malformed", path, key, "subject_id, dicom_id or image_path")
         return None
-    if parts[-3:-1] != (subject, key) or PurePosixPath(image).stem != dicom_id:
+    if folders[-2:] != [subject, key] or name.rsplit(".", 1)[0] != dicom_id:
         problems.add("subject_differs", path, key, f"{subject} and {image}")
         return None
-    kept = []
+    kept: dict[str, Pair] = {}
     for name, positive in (("positive_pairs", True), ("negative_pairs", False)):
         listed = pairs.get(name, [])
         if not isinstance(listed, list):
@@ -105,9 +120,9 @@ def _study(path: Path, key: str, split: str, record: Any, problems: Problems) ->
             continue
         for number, entry in enumerate(listed):
             pair = _pair(path, key, f"{key} {name}[{number}]", entry, positive, problems)
-            if pair is not None:
-                kept.append(pair)
-    return Study(key, subject, dicom_id, image, split, tuple(kept))
+            if pair is not None and kept.setdefault(pair.id, pair) is not pair:
+                problems.add("pair_repeated", path, pair.id, f"in {name}")
+    return Study(key, subject, dicom_id, image, split, tuple(kept.values()))
 
 
 def _pair(path: Path, study: str, place: str, entry: Any, positive: bool, problems: Problems) -> Pair | None:
@@ -116,7 +131,8 @@ def _pair(path: Path, study: str, place: str, entry: Any, positive: bool, proble
         return None
     identity, kind, finding = entry.get("pair_id"), entry.get("type"), entry.get("target")
     instruction, mask = entry.get("instruction"), entry.get("seg_mask_path")
-    location = entry.get("grounded_location", entry.get("location"))
+    grounded = entry.get("grounded_location")
+    location = entry.get("location") if grounded is None else grounded
     record = identity if isinstance(identity, str) else place
     if (
         not (isinstance(identity, str) and isinstance(instruction, str) and isinstance(location, list))
@@ -143,6 +159,4 @@ def _pair(path: Path, study: str, place: str, entry: Any, positive: bool, proble
 
 def _inside(mask: object) -> bool:
     """Whether it is a relative path that stays inside the set's folder."""
-    return (
-        isinstance(mask, str) and bool(mask) and not PurePosixPath(mask).is_absolute() and ".." not in mask.split("/")
-    )
+    return isinstance(mask, str) and bool(mask) and not mask.startswith("/") and ".." not in mask.split("/")

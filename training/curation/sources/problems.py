@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -15,12 +17,15 @@ from xflow_core.domain.errors import NotWritten
 KINDS = {
     "study_malformed": "the study's value is not the object that it should be; the study is left out",
     "study_repeated": "the study stands there a second time; the first is kept",
+    "radiograph_repeated": "the radiograph stands in another study already; the second study is left out",
+    "metadata_differs": "the metadata has no such radiograph of this patient and study; the study is left out",
     "subject_differs": "the patient id contradicts the image's path; the study is left out",
     "split_unknown": "the split is none of train, val, test; its studies are left out",
     "pair_malformed": "the pair is not an object; it is left out",
     "missing_field": "a field is missing or of the wrong type; the record is left out",
     "unknown_target": "the target is none of the seven findings; the pair is left out",
     "unknown_location": "a location is not one of the region names; the pair is left out",
+    "pair_repeated": "a pair of that id stands in the study already; the first is kept",
     "pair_of_other_study": "the pair's id names another study; it is left out",
     "seg_contradicts": "seg contradicts the list that the pair stands in; it is left out",
     "no_mask_path": "a positive pair without a mask's path inside the set; it is left out",
@@ -46,6 +51,7 @@ KINDS = {
     "rle_empty": "an organ has no pixel; the line is left out",
     "size_differs": "height and width are not the radiograph's; the line is left out",
     "low_quality": "Dice RCA (Mean) is below the limit; the line is left out",
+    "row_repeated": "the radiograph has a usable line already; the first is kept",
     "row_malformed": "the line does not have the columns it should; it is left out",
     "lungs_missing": "a lung's mask is missing",
     "masks_malformed": "the entry's masks cannot be read; it is left out",
@@ -81,13 +87,8 @@ class Problems:
     def __init__(self, path: Path | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, list[Problem]] = {}
-        self._path, self._part = path, None if path is None else path.with_name(f".{path.name}.part")
-        self._file: TextIO | None = None
-        if self._part is not None:
-            try:
-                self._file = open(self._part, "w", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
-            except OSError as problem:
-                raise NotWritten(f"{path} cannot be written: {problem.strerror or problem}.") from problem
+        self._path = path
+        self._file: TextIO | None = None if path is None else _part_of(path)
 
     def add(self, kind: str, path: Path | str, record: str, what: str = "") -> None:
         problem = Problem(kind, str(path), record, what)
@@ -98,20 +99,49 @@ class Problems:
         if self._file is not None:
             self._file.write(json.dumps(asdict(problem)) + "\n")
 
-    def lines(self) -> list[str]:
-        """A summary for people: every kind with its count, and its first records."""
+    @contextlib.contextmanager
+    def into(self, path: Path) -> Iterator[None]:
+        """Write what is added meanwhile to ``path`` too, which is there when the block ends, unless by an error."""
+        held, self._file = self._file, _part_of(path)
+        try:
+            yield
+            self._file.close()
+            os.replace(self._file.name, path)
+        finally:
+            self._file.close()
+            Path(self._file.name).unlink(missing_ok=True)
+            self._file = held
+
+    def take(self, path: Path) -> None:
+        """Add those that another process wrote to ``path``."""
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                self.add(row["kind"], row["path"], row["record"], row["what"])
+
+    def lines(self, every: Collection[str] = ()) -> list[str]:
+        """A summary for people: every kind with its count, and its first records; more of the kinds in ``every``."""
         said = []
         for kind, count in sorted(self.counts.items()):
             said.append(f"{count} x {kind}: {KINDS[kind]}")
-            said += [
-                f"    {problem.path}: {problem.record} {problem.what}".rstrip() for problem in self.first[kind][:3]
-            ]
+            shown = self.first[kind][: _SHOWN if kind in every else 3]
+            said += [f"    {problem.path}: {problem.record} {problem.what}".rstrip() for problem in shown]
+            if len(shown) < count:
+                said.append(f"    .. and {count - len(shown)} more")
         return said
 
     def __enter__(self) -> Problems:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        if self._file is not None and self._part is not None and self._path is not None:
+        if self._file is not None and self._path is not None:
             self._file.close()
-            os.replace(self._part, self._path)
+            os.replace(self._file.name, self._path)
+
+
+def _part_of(path: Path) -> TextIO:
+    """A hidden file beside ``path``, until it may have the name."""
+    try:
+        return open(path.with_name(f".{path.name}.part"), "w", encoding="utf-8")
+    except OSError as problem:
+        raise NotWritten(f"{path} cannot be written: {problem.strerror or problem}.") from problem

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from xflow_core.domain.findings import HEART, LUNGS, ZONES
 
 # What a set may write after the side: MIMIC-ILS, CheXpercept ("lower zone lung" for the base), Chest ImaGenome.
@@ -27,7 +29,12 @@ THIRDS = tuple(zone for zone in ZONES if "apical" not in zone)
 
 def region_of(words: object) -> str | None:
     """XFlow's name of a place in any set's spelling; None where it is no lung, zone or heart."""
-    return _NAMES.get(" ".join(words.lower().split())) if isinstance(words, str) else None
+    return _region_of(words) if isinstance(words, str) else None
+
+
+@lru_cache(4096)
+def _region_of(words: str) -> str | None:
+    return _NAMES.get(" ".join(words.lower().split()))
 
 
 def thirds_of(region: str) -> tuple[str, ...]:

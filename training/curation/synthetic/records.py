@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from xflow_core.domain.findings import FINDINGS, LUNGS
 
 from .lesions import BANDS
 from .picture import filled
-from .study import SyntheticStudy, lungs_of, other_side
+from .study import Build, SyntheticStudy, lungs_of, other_side
 from .words import Sentence, listed
 
 CHEXPERT_LABELS = (
@@ -37,6 +38,8 @@ _ATTRIBUTES = {
     "edema": ("anatomicalfinding", "pulmonary edema/hazy opacity"),
     "effusion": ("anatomicalfinding", "pleural effusion"),
 }
+# CheXpercept's names for the points, and for the contours, to choose from.
+POINTS = ("A", "B", "C", "D")
 _ZONE_OBJECTS = {"upper zone lung": "upper lung zone", "mid zone lung": "mid lung zone", "lung base": "lower lung zone"}
 _CHEXPERCEPT_ZONES = {
     "upper zone lung": "upper zone lung",
@@ -177,7 +180,9 @@ def chexpert_row(study: SyntheticStudy) -> list[str]:
 
 def reviews(study: SyntheticStudy) -> dict[str, dict[str, Any]]:
     """The study's entries of chexpercept.json, by key."""
-    entries = {}
+    entries: dict[str, dict[str, Any]] = {}
+    if not study.reviewed:
+        return entries
     positives = _pair_ids(study)
     for finding in study.reviewed:
         present = finding in study.present
@@ -200,7 +205,7 @@ def reviews(study: SyntheticStudy) -> dict[str, dict[str, Any]]:
             },
         }
         if present:
-            entry["contour_qa"] = _contour_questions(f"{finding}_{pair}", finding)
+            entry["contour_qa"] = _contour_questions(f"{finding}_{pair}", finding, revised(study, finding))
             if finding != "cardiomegaly":
                 zones = [_chexpercept_zone(region) for region in study.present[finding]]
                 if study.flaw == "review_zone" and mine:
@@ -224,25 +229,50 @@ def _chexpercept_zone(region: str) -> str:
     return f"{side} {_CHEXPERCEPT_ZONES[zone]}"
 
 
-def _contour_questions(key: str, finding: str) -> dict[str, Any]:
-    """Reviewed as optimal: nothing to expand or contract."""
-    return {
-        "no_deformation": True,
+def revised(study: SyntheticStudy, finding: str) -> str | None:
+    """What CheXpercept asks to do with the contour that it shows of a reviewed finding: "expansion", "contraction", or
+    None where it is shown as it is."""
+    return study.random(f"revision/{finding}").choice((None, None, "expansion", "contraction"))
+
+
+def _contour_questions(key: str, finding: str, change: str | None) -> dict[str, Any]:
+    folder = f"chexpercept/{key}/contour_qa"
+    questions = {
+        "no_deformation": change is None,
         "initial_context": f"The mask marks the {finding}.",
-        "revision_before_masks": [],
+        "revision_before_masks": [] if change is None else ["component_0_changed"],
         "revision_after_masks": ["component_0"],
         "true_masks": ["component_0"],
-        "fake_masks": [],
+        "fake_masks": [] if change is None else ["component_0_changed"],
         "true_combination": ["component_0"],
-        "fake_combinations": [],
+        "fake_combinations": [] if change is None else [["component_0_changed"]],
         "contour_eval_qa": {
             "question": f"Does the contour follow the {finding}?",
             "answer_options": ["Yes", "No"],
-            "answer": "Yes",
-            "answer_index": 1,
-            "relative_path": f"chexpercept/{key}/contour_qa/contour_eval_qa/xray_with_mask.png",
+            "answer": "Yes" if change is None else "No",
+            "answer_index": 1 if change is None else 2,
+            "relative_path": f"{folder}/contour_eval_qa/xray_with_mask.png",
         },
     }
+    for asked in () if change is None else ("expansion", "contraction"):
+        right = POINTS.index("D") if asked != change else 0
+        questions[f"contour_revision_qa_{asked}"] = {
+            "question": f"Which points call for {asked}?",
+            "answer_options": [*POINTS[:3], "None of the above"],
+            "answer": [*POINTS[:3], "None of the above"][right],
+            "answer_index": [right + 1],
+        }
+    if change is not None:
+        options = [
+            {"option": name, "relative_path": f"{folder}/contour_revision_qa/option_{name}.png"} for name in POINTS
+        ]
+        questions["contour_revision_qa_revision_result"] = {
+            "question": f"Which contour follows the {finding}?",
+            "answer_options": options,
+            "answer": POINTS[0],
+            "answer_index": 1,
+        }
+    return questions
 
 
 def _attribute_questions(finding: str, zones: list[str]) -> dict[str, Any]:
@@ -276,7 +306,14 @@ def _attribute_questions(finding: str, zones: list[str]) -> dict[str, Any]:
 
 def contours(study: SyntheticStudy) -> dict[str, np.ndarray]:
     """The contours of both lungs and the heart, float ``[points, 2]`` (x, y) in pixels."""
-    return {label: study.anatomy.contour(label) for label in (*LUNGS, "heart")}
+    return _contours(study.build)
+
+
+# Large enough for the builds of studies that share their bodies; no use, and little harm, where each has its own.
+@lru_cache(1024)
+def _contours(build: Build) -> dict[str, np.ndarray]:
+    anatomy = build.anatomy()
+    return {label: anatomy.contour(label) for label in (*LUNGS, "heart")}
 
 
 def scene_graph(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -332,6 +369,48 @@ def scene_graph(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> dict[
     }
 
 
+GOLD_BOXES = (
+    "image_id", "x1", "y1", "x2", "y2", "width", "height", "bbox_name", "annot_id", "original_x1", "original_x2",
+    "original_y1", "original_y2", "original_width", "original_height", "annotator", "coord224", "coord_original",
+)  # fmt: skip
+GOLD_ATTRIBUTES = ("image_id", "bbox", "label_name", "context", "categoryID")
+GOLD_SCALES = ("image_id", "top", "bottom", "left", "right", "ratio")
+
+
+def gold_rows(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> tuple[list[list[Any]], list[list[Any]]]:
+    """The study's lines in Chest ImaGenome's gold tables: boxes, and what is stated of them."""
+    graph, name = scene_graph(study, outlines), f"{study.dicom_id}.dcm"
+    boxes = []
+    for number, entry in enumerate(graph["objects"]):
+        small = [entry[key] for key in ("x1", "y1", "x2", "y2")]
+        x1, y1, x2, y2 = (entry[f"original_{key}"] for key in ("x1", "y1", "x2", "y2"))
+        boxes.append([
+            name, *small, entry["width"], entry["height"], entry["bbox_name"], number, x1, x2, y1, y2, x2 - x1, y2 - y1,
+            "synthetic", small, [x1, y1, x2, y2],
+        ])  # fmt: skip
+    stated = []
+    for entry in graph["attributes"]:
+        for phrase in entry["attributes"]:
+            for attribute in phrase:
+                category, answer, word = attribute.split("|", 2)
+                stated.append([name, entry["bbox_name"], word, answer, category])
+    return boxes, stated
+
+
+def gold_scale(study: SyntheticStudy) -> list[Any]:
+    """How the radiograph is brought into the frame of 224 pixels: its borders there, and the ratio."""
+    ratio, left, top = _frame(study)
+    right, bottom = 224 - round(left), 224 - round(top)
+    return [f"{study.dicom_id}.dcm", round(top), bottom, round(left), right, round(ratio, 6)]
+
+
+def _frame(study: SyntheticStudy) -> tuple[float, float, float]:
+    """Ratio, and the empty border on the left and on top."""
+    height, width = study.size
+    ratio = 224 / max(height, width)
+    return ratio, (224 - width * ratio) / 2, (224 - height * ratio) / 2
+
+
 def _objects(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> dict[str, tuple[int, int, int, int]]:
     """Boxes in original pixels; the costophrenic angles reach out of the lung, as the real ones do."""
     boxes = {}
@@ -354,9 +433,7 @@ def _objects(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> dict[str
 
 
 def _object(study: SyntheticStudy, name: str, box: tuple[int, int, int, int]) -> dict[str, Any]:
-    height, width = study.size
-    ratio = 224 / max(height, width)
-    left, top = (224 - width * ratio) / 2, (224 - height * ratio) / 2
+    ratio, left, top = _frame(study)
     x1, y1, x2, y2 = box
     small = [round(x1 * ratio + left), round(y1 * ratio + top), round(x2 * ratio + left), round(y2 * ratio + top)]
     return {
@@ -383,11 +460,20 @@ def row_major_runs(mask: np.ndarray) -> str:
     return " ".join(map(str, np.stack([starts + 1, ends - starts], axis=1).ravel().tolist()))
 
 
-def chexmask_row(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> list[str]:
+@lru_cache(1024)
+def _masks(build: Build) -> tuple[dict[str, str], str]:
+    """The runs of the outlines by label, and the outlines' points, as CheXmask writes them."""
+    outlines = _contours(build)
+    points = np.concatenate([outlines[label] for label in (*LUNGS, "heart")]).round(1).ravel().tolist()
+    return {label: row_major_runs(filled(outlines[label], build.size)) for label in outlines}, str(points)
+
+
+def chexmask_row(study: SyntheticStudy) -> list[str]:
     """The study's line of CheXmask's table."""
     random = study.random("chexmask")
     height, width = study.size
-    runs = {label: row_major_runs(filled(outlines[label], study.size)) for label in outlines}
+    held, points = _masks(study.build)
+    runs = dict(held)
     quality = random.uniform(0.78, 0.97)
     if study.flaw == "rle_overruns":
         runs["left lung"] += f" {height * width - 3} 40"
@@ -397,12 +483,11 @@ def chexmask_row(study: SyntheticStudy, outlines: dict[str, np.ndarray]) -> list
         quality = random.uniform(0.2, 0.65)
     elif study.flaw == "size_differs":
         height, width = height + 64, width
-    points = np.concatenate([outlines[label] for label in (*LUNGS, "heart")]).round(1).ravel().tolist()
     return [
         study.dicom_id,
         f"{quality:.4f}",
         f"{min(quality + 0.02, 1.0):.4f}",
-        str(points),
+        points,
         runs["left lung"],
         runs["right lung"],
         runs["heart"],

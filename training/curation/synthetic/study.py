@@ -23,6 +23,8 @@ _REVIEWED_AT_MOST_EASILY = 200
 # Of the reviewed studies, those with a flaw: about as many as the paper loses (244 of 2,100), and then some.
 _FLAWED_REVIEWS = 0.2
 
+_BODIES = 16
+
 # What can be wrong. Sources that disagree or are silent, for studies that CheXpercept reviewed ..
 DISAGREEMENTS = ("report_denies", "scene_graph_denies", "report_elsewhere", "scene_graph_elsewhere")
 MISSING = ("report_missing", "scene_graph_missing", "report_silent")
@@ -52,12 +54,28 @@ _NEED_A_LESION = {
 
 
 @dataclass(frozen=True)
+class Build:
+    """What a chest's outlines follow from: equal builds have equal outlines. size: ``(height, width)``. raised: the
+    lungs whose dome stands high."""
+
+    seed: int
+    body: int
+    size: tuple[int, int]
+    big_heart: bool
+    raised: tuple[str, ...]
+
+    def anatomy(self) -> Anatomy:
+        return make_anatomy(Random(f"{self.seed}/{self.body}/anatomy"), self.size, self.big_heart, self.raised)
+
+
+@dataclass(frozen=True)
 class SyntheticStudy:
     """One study with one frontal radiograph.
 
     subject, study: with their letters ("p10000000", "s50000000"). size: ``(height, width)``. lesions: the truth.
     denied: findings that are absent and said to be. reviewed: the findings that CheXpercept asks about. flaw: what is
-    wrong with its records, of :data:`FLAWS`, and the finding that it concerns.
+    wrong with its records, of :data:`FLAWS`, and the finding that it concerns. body: whose outlines it has; studies
+    that are drawn have their own.
     """
 
     index: int
@@ -73,17 +91,23 @@ class SyntheticStudy:
     reviewed: tuple[str, ...] = ()
     flaw: str | None = None
     flawed_finding: str | None = None
+    body: int = 0
 
     @cached_property
     def present(self) -> dict[str, tuple[str, ...]]:
         """The regions of every present finding."""
         return regions_by_finding(self.lesions)
 
+    @property
+    def build(self) -> Build:
+        """What its outlines follow from."""
+        big = any(lesion.finding == "cardiomegaly" for lesion in self.lesions)
+        raised = tuple(lesion.lung for lesion in self.lesions if lesion.finding == "atelectasis")
+        return Build(self.seed, self.body, self.size, big, raised)
+
     @cached_property
     def anatomy(self) -> Anatomy:
-        findings = {lesion.finding for lesion in self.lesions}
-        raised = tuple(lesion.lung for lesion in self.lesions if lesion.finding == "atelectasis")
-        return make_anatomy(self.random("anatomy"), self.size, "cardiomegaly" in findings, raised)
+        return self.build.anatomy()
 
     def random(self, purpose: str) -> Random:
         """A generator of its own for every purpose, so that one does not move another."""
@@ -172,6 +196,8 @@ class Plan:
             reviewed=reviewed,
             flaw=kind,
             flawed_finding=finding,
+            # Nobody sees the outlines of a study that is not drawn: a few bodies do for a hundred thousand.
+            body=index if self.images else index % _BODIES,
         )
 
     def _flaw(
