@@ -172,6 +172,7 @@ def grpo_trainer(
     weights = {"R_format": settings.format_weight}
     arguments = GRPOConfig(
         **arguments_of(run, settings.batch),
+        warmup_steps=settings.warmup,
         learning_rate=settings.rate,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.clip,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from training.curation.sources.layout import image_path
-from xflow_core.domain.findings import FINDINGS, LUNGS
+from xflow_core.domain.findings import LUNGS
 
 from .lesions import BANDS
 from .picture import filled
@@ -109,7 +109,7 @@ def instruction_record(study: SyntheticStudy, said: list[Sentence]) -> Any:
                 "seg_mask_path": mask_file(study, finding, number),
             })  # fmt: skip
     negative: list[dict[str, Any]] = []
-    absent = [finding for finding in FINDINGS if finding not in study.present]
+    absent = [finding for finding in study.findings if finding not in study.present]
     asked = [(finding, "global") for finding in study.denied]
     asked += [(finding, "basic") for finding in random.sample(absent, min(2, len(absent))) if finding != "cardiomegaly"]
     for finding, kind in asked:
