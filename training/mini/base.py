@@ -1,7 +1,7 @@
 """``python -m training mini-base --out DIR --config training/configs/mini.yaml``: the miniature's base, untrained.
 
-A Gemma3 of a million weights with its processor (:mod:`training.mini.gemma`), in the files of MedGemma's folder. Not for
-clinical use.
+A Gemma3 of a million weights with its processor (:mod:`training.mini.gemma`), in the files of MedGemma's folder. Not
+for clinical use.
 """
 
 from __future__ import annotations

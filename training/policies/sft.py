@@ -26,7 +26,7 @@ from training.policies.guards import StopWhenLost, memory_told
 from training.policies.models import TOWER, in_tower
 from training.policies.settings import SftSettings, accumulation
 from training.policies.targets import InitTarget
-from xflow_core.domain.errors import CallError, ValueRefused
+from xflow_core.domain.errors import CallError, RadiographError, ValueRefused
 
 LOG = logging.getLogger(__name__)
 
@@ -168,8 +168,18 @@ def train_sft(
     dense = None if from_scratch is None else from_scratch.dense
 
     def collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        named = [{**row, "image": row["radiograph"]} for row in batch]
-        dialogues = [draw(row, radiographs) for row in named]
+        named: list[Mapping[str, Any]] = []
+        dialogues = []
+        for row in ({**row, "image": row["radiograph"]} for row in batch):
+            try:
+                dialogues.append(draw(row, radiographs))
+            except RadiographError as problem:
+                # One file of many: the batch is one row smaller.
+                LOG.warning("A row is left out: %s", problem)
+                continue
+            named.append(row)
+        if not dialogues:
+            raise CallError("No radiograph of a whole batch can be read; check where the sets lie (--data).")
         made = tokens.batch(dialogues)
         if dense is not None:
             maps = [each for row, dialogue in zip(named, dialogues, strict=True) for each in dense.of(row, dialogue)]
