@@ -20,6 +20,7 @@ COMMANDS = {
     "trajectories": "training.curation.trajectories",
     "evaluation-set": "training.curation.evaluation_set",
     "train-policy": "training.policies.train",
+    "measure-policy": "training.policies.measure",
     "mini-base": "training.mini.base",
     "compact survey": "training.compact.survey",
     "compact measure-survey": "training.compact.measure_survey",

@@ -1,11 +1,11 @@
 """``python -m training instructions --data ROOT --splits DIR --out DIR2``: the initial policy's examples (paper, A.3).
 
 One row an instruction: for SFT (``sft-*.parquet``, ``sft_val-*.parquet``) every question that MIMIC-ILS's pairs ask of
-D_SFT, in varied words; for RL (``rl-*.parquet``) the questions of D_RL. A row holds what a target is made of, not its
-text: both lungs' boxes and their source, which of them the question grounds, a verdict for each region, the boxes of
-the lesion's components. What a policy is to write follows from it by the transcript grammar, which is not this room's.
-Images are by reference; ``examples.png`` shows some rows. Without masks (``--annotations-only``) the lesion boxes are
-null.
+D_SFT, in varied words; for RL (``rl-*.parquet``) the questions of D_RL, and with ``--evaluation`` those of D_eval. A
+row holds what a target is made of, not its text: both lungs' boxes and their source, which of them the question
+grounds, a verdict for each region, the boxes of the lesion's components. What a policy is to write follows from it by
+the transcript grammar, which is not this room's. Images are by reference; ``examples.png`` shows some rows. Without
+masks (``--annotations-only``) the lesion boxes are null.
 
 The same input gives the same bytes, and a run that was stopped goes on. ``report.txt`` and ``manifest.json`` are
 written last. Not for clinical use.
@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from training.curation.components import components_of, on_the_side
 from training.curation.curate import progress
-from training.curation.division import RL, SFT, VAL
+from training.curation.division import EVAL, RL, SFT, VAL
 from training.curation.lung_boxes import LungBoxes, lungs_from
 from training.curation.paper import PAPER, Settings, read_settings
 from training.curation.pictures import examples, instruction_sheet
@@ -69,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--annotations-only", action="store_true", help="there are no masks: leave the lesion boxes out"
     )
+    parser.add_argument(
+        "--evaluation", action="store_true", help="D_eval's too, to measure on (eval-*.parquet); never to train on"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -85,6 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
             settings,
             problems,
             not arguments.annotations_only,
+            evaluation=arguments.evaluation,
         )
     if not arguments.annotations_only:
         shown = examples(out, (SFT, RL))
@@ -113,7 +117,14 @@ class Draft:
 
 
 def write_instructions(
-    sources: Sources, splits: Path, out: Path, settings: Settings, problems: Problems, masks: bool
+    sources: Sources,
+    splits: Path,
+    out: Path,
+    settings: Settings,
+    problems: Problems,
+    masks: bool,
+    *,
+    evaluation: bool = False,
 ) -> dict[str, Any]:
     """Write the shards; gives the manifest.
 
@@ -126,8 +137,8 @@ def write_instructions(
     lungs = lungs_from(settings.lungs, sources, wanted, problems)
     sizes = read_sizes(sources.metadata, problems, wanted) if masks else {}
     counts, shards = {}, []
-    for split in (SFT, VAL, RL):
-        drafts = _questions(splits, split) if split == RL else _pairs(sources, split, of_study)
+    for split in (SFT, VAL, RL, *((EVAL,) if evaluation else ())):
+        drafts = _questions(splits, split) if split in (RL, EVAL) else _pairs(sources, split, of_study)
         finishing = _Finishing(sources, lungs, sizes, problems, masks)
         counted, files = write_shards(out, split, ROWS, progress(drafts, split), finishing.rows, key)
         counts[split] = dict(sorted(counted.items()))

@@ -3,8 +3,9 @@
 One row a true component of a positive instruction (paper, A.3, Algorithm 1). For SFT (``sft-*.parquet``,
 ``sft_val-*.parquet``): the perturbed box, the mask that the segmenter gives for it, then up to four oracle clicks with
 the mask after each; a trajectory that clicks without improving its mask is dropped. For RL (``rl-*.parquet``): the
-perturbed box and its mask, several a component. Masks are COCO run lengths in the radiograph's frame. F_seg is a
-bundle's segmenter: the compact one runs on a CPU, another bundle's takes its place by ``--bundle``.
+perturbed box and its mask, several a component; for D_eval, where the instructions hold it, the same. Masks are COCO
+run lengths in the radiograph's frame. F_seg is a bundle's segmenter: the compact one runs on a CPU, another bundle's
+takes its place by ``--bundle``.
 
 ``examples.png`` shows some of them. The same input and segmenter give the same bytes, and a run that was stopped goes
 on. Not for clinical use.
@@ -26,7 +27,7 @@ import pyarrow.parquet as pq
 
 from training.curation.components import components_of, on_the_side
 from training.curation.curate import progress
-from training.curation.division import RL, SFT, VAL
+from training.curation.division import EVAL, RL, SFT, VAL
 from training.curation.oracle import revise, start
 from training.curation.paper import PAPER, RevisionSettings, read_settings
 from training.curation.pictures import examples, trajectory_sheet
@@ -197,9 +198,11 @@ def write_trajectories(instructions: Path, out: Path, maker: Trajectories, key: 
         ) from None
     digest = hashlib.sha256((key + json.dumps(manifest["shards"])).encode()).hexdigest()
     counts, shards = {}, []
-    for split in (SFT, VAL, RL):
+    for split in (SFT, VAL, RL, EVAL):
         paths = [instructions / name for name in files if name.rsplit("-", 1)[0] == split]
-        finish = maker.starts if split == RL else maker.trajectories
+        if split == EVAL and not paths:
+            continue
+        finish = maker.starts if split in (RL, EVAL) else maker.trajectories
         drafts = progress(_positive(paths), split)
         counted, made = write_shards(out, split, ROWS, drafts, finish, digest, _DRAFTS_EACH)
         counts[split] = dict(sorted(counted.items()))
