@@ -19,6 +19,7 @@ COMMANDS = {
     "instructions": "training.curation.instructions",
     "trajectories": "training.curation.trajectories",
     "evaluation-set": "training.curation.evaluation_set",
+    "run": "training.run",
     "train-policy": "training.policies.train",
     "measure-policy": "training.policies.measure",
     "mini-base": "training.mini.base",

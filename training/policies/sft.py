@@ -208,9 +208,17 @@ def train_sft(
         from_scratch=from_scratch,
         callbacks=[StopWhenLost(), *kept, *callbacks],
     )
-    if resume and kept and (newest := get_last_checkpoint(str(run.out))) is not None:
+    newest = newest_checkpoint(run.out) if resume else None
+    if newest is not None and kept:
         kept[0].load(Path(newest))
     with memory_told(run.per_device):
-        trainer.train(resume_from_checkpoint=resume or None)
+        trainer.train(resume_from_checkpoint=newest)
+    trainer.save_state()
     trainer.save_model()
     return trainer
+
+
+def newest_checkpoint(folder: Path) -> str | None:
+    """None where a run was stopped before its first, or never began."""
+    found: str | None = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    return found
