@@ -232,21 +232,9 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
         )  # fmt: skip
 
     def measure(role: str, name: str, *words: str) -> tuple[str, ...]:
-        out = f"{at['measured']}/{name}.json"
-        adapter = ("--adapter", at[name])
-        return training(
-            "measure-policy",
-            role,
-            *sets,
-            *words,
-            *language,
-            *adapter,
-            *config,
-            "--limit",
-            str(story.measured),
-            "--out",
-            out,
-        )
+        out = ("--out", f"{at['measured']}/{name}.json", "--pictures", f"{at['measured']}/{name}.png")
+        adapter = ("--adapter", at[name], "--limit", str(story.measured))
+        return training("measure-policy", role, *sets, *words, *language, *adapter, *config, *out)
 
     stages = []
     if story.made:

@@ -130,6 +130,7 @@ class RevisionEpisode:
         self.box = Box(*(min(max(float(number), 0.0), 1.0) for number in row["box"]))
         self.current = Prediction(self.first)
         self.clicks: list[Click] = []
+        self.masks = [self.first]
         self.readable = True
         self.opening = opening(self.square, self.first, row["instruction"])
 
@@ -188,6 +189,7 @@ class RevisionEpisodes:
             for (number, _), prediction in zip(group, found, strict=True):
                 episode = episodes[number]
                 episode.current = prediction
+                episode.masks.append(prediction.mask)
                 if len(episode.clicks) < self.turns:
                     following[number] = Turn((overlaid(episode.square, prediction.mask),))
         return following

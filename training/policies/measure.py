@@ -29,6 +29,7 @@ from training.curation.paper import PAPER, RevisionSettings, read_settings
 from training.policies.dialogues import Radiographs, Tokens, Turn
 from training.policies.episodes import Episodes, InitEpisode, InitEpisodes, RevisionEpisode, RevisionEpisodes
 from training.policies.models import load_to_train
+from training.policies.pictures import chosen, init_tile, revision_tiles, sheet
 from training.policies.rewards import paired_iou
 from training.policies.sft import teachable
 from training.policies.train import rows_of
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", default="compact", help="whose segmenter stands for F_seg (rev)")
     parser.add_argument("--split", default=EVAL)
     parser.add_argument("--limit", type=int, help="that many rows, drawn by the seed")
+    parser.add_argument("--pictures", type=Path, help="a PNG file: some of the answers, greedy and sampled, by finding")
     parser.add_argument("--batch", type=int, default=64, help="episodes at once")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -73,27 +75,29 @@ def run(arguments: argparse.Namespace) -> None:
     rows = rows_of(arguments.rows, arguments.split)
     if arguments.role == "init":
         rows = teachable(rows)
-    chosen = [dict(row) for row in rows]
-    if arguments.limit is not None and arguments.limit < len(chosen):
-        picks = np.random.default_rng(arguments.seed).permutation(len(chosen))[: arguments.limit]
-        chosen = [chosen[index] for index in sorted(picks)]
+    asked = [dict(row) for row in rows]
+    if arguments.limit is not None and arguments.limit < len(asked):
+        picks = np.random.default_rng(arguments.seed).permutation(len(asked))[: arguments.limit]
+        asked = [asked[index] for index in sorted(picks)]
     player = Player(gemma, tokens, arguments.batch, arguments.seed)
     if arguments.role == "init":
-        found = measure_init(chosen, radiographs, tokens, player)
+        found, lines = measure_init(asked, radiographs, tokens, player)
     else:
         engine: Any = load_engine(arguments.bundle, "auto")
-        found = measure_revision(chosen, radiographs, tokens, player, engine.segmenter, settings.revision)
+        found, lines = measure_revision(asked, radiographs, tokens, player, engine.segmenter, settings.revision)
     told = {
         "notice": "not for clinical use",
         "role": arguments.role,
         "adapter": arguments.adapter.name,
         "split": arguments.split,
-        "rows": len(chosen),
-        "radiographs": len({row["image"] for row in chosen}),
+        "rows": len(asked),
+        "radiographs": len({row["image"] for row in asked}),
         **found,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(arguments.out, (json.dumps(told, indent=1) + "\n").encode())
+    if arguments.pictures is not None:
+        write_whole(arguments.pictures, sheet(lines))
     LOG.info("%s; not for clinical use", arguments.out)
 
 
@@ -181,13 +185,15 @@ class InitScore:
 
 def measure_init(
     rows: Sequence[Mapping[str, Any]], radiographs: Radiographs, tokens: Tokens, player: Player
-) -> dict[str, Any]:
-    """Greedy, sampled, and greedy on other radiographs; each over all findings and by finding."""
+) -> tuple[dict[str, Any], list[list[np.ndarray]]]:
+    """Greedy, sampled, and greedy on other radiographs; each over all findings and by finding. And pictures."""
     images = sorted({row["image"] for row in rows})
     # Each radiograph is shown in place of the one before it.
     other = dict(zip(images, [*images[1:], images[0]], strict=True))
     episodes = InitEpisodes(radiographs, tokens, answer_tokens=160)
-    found = {}
+    found: dict[str, Any] = {}
+    lines: list[list[np.ndarray]] = []
+    shown_rows: list[int] | None = None
     for how in ("greedy", "sampled", "shuffled"):
         played = [episodes.begin(row) for row in rows]
         if how == "shuffled":
@@ -197,7 +203,12 @@ def measure_init(
         player.play(episodes, played, sampled=how == "sampled")
         scores = [init_score(row, episode) for row, episode in zip(rows, played, strict=True)]
         found[how] = by_finding(scores, init_figures)
-    return found
+        if how != "shuffled":
+            shown_rows = shown_rows or chosen(played, [row["finding"] for row in rows], 3)
+            tiles = [init_tile(played[index], f"{how}, {rows[index]['finding']}") for index in shown_rows]
+            lines += [tiles[start : start + 3] for start in range(0, len(tiles) - len(tiles) % 3, 3)]
+    half = len(lines) // 2  # a finding's greedy line above its sampled one
+    return found, [line for pair in zip(lines[:half], lines[half:], strict=True) for line in pair]
 
 
 def init_score(row: Mapping[str, Any], episode: InitEpisode) -> InitScore:
@@ -264,14 +275,18 @@ def measure_revision(
     player: Player,
     segmenter: PromptableSegmenter,
     settings: RevisionSettings,
-) -> dict[str, Any]:
-    """Greedy and sampled (top-p 0.95), and what clicks are worth that no policy chose."""
+) -> tuple[dict[str, Any], list[list[np.ndarray]]]:
+    """Greedy and sampled (top-p 0.95), and what clicks are worth that no policy chose. And pictures."""
     episodes = RevisionEpisodes(radiographs, tokens, segmenter, answer_tokens=24)
     found: dict[str, Any] = {}
+    lines: list[list[np.ndarray]] = []
     for how in ("greedy", "sampled"):
         played = [episodes.begin(row) for row in rows]
         player.play(episodes, played, sampled=how == "sampled", top_p=0.95)
         found[how] = by_finding([_revised(row, episode) for row, episode in zip(rows, played, strict=True)], gains)
+        for index in chosen(played, [row["finding"] for row in rows], 2):
+            title = f"{how}, {rows[index]['finding']}"
+            lines.append(revision_tiles(played[index], title, settings.clicks + 1))
     rng = np.random.default_rng(0)
     for name, click in _CLICKERS.items():
         scores = []
@@ -286,7 +301,7 @@ def measure_revision(
                 _segment(episode, segmenter)
             scores.append(_revised(row, episode))
         found[name] = by_finding(scores, gains)
-    return found
+    return found, lines
 
 
 def _segment(episode: RevisionEpisode, segmenter: PromptableSegmenter) -> None:
