@@ -23,6 +23,7 @@ COMMANDS = {
     "train-policy": "training.policies.train",
     "measure-policy": "training.policies.measure",
     "mini-base": "training.mini.base",
+    "reproduction": "training.mini.report",
     "compact survey": "training.compact.survey",
     "compact measure-survey": "training.compact.measure_survey",
     "compact segmenter": "training.compact.segmenter",
