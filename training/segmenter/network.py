@@ -224,9 +224,7 @@ def parameter_groups(tracker: nn.Module, settings: SegmenterTraining) -> list[di
     patch embedding below the first; its position embedding, and the neck, at ``encoder_rate``. Biases, norms and other
     vectors do not decay. As MedSAM2 does, which the paper follows.
     """
-    layers = 1 + max(
-        int(name.removeprefix(_LAYERS).split(".")[0]) for name in _names(tracker) if name.startswith(_LAYERS)
-    )
+    layers = len({_layer(name) for name, _ in tracker.named_parameters() if name.startswith(_LAYERS)})
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in tracker.named_parameters():
         if parameter.requires_grad:

@@ -193,8 +193,9 @@ class SegmenterTrainer(Trainer):  # type: ignore[misc]
     def compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any, **named: Any) -> Any:
         step = self.state.global_step
         loss = super().compute_loss(model, {**inputs, "step": step}, *others, **named)
-        if not math.isfinite(float(loss)):
-            raise _lost("loss", float(loss), step, self.args.output_dir)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise _lost("loss", value, step, self.args.output_dir)
         return loss
 
     def _clip_grad_norm(self, model: Any) -> Any:
