@@ -226,31 +226,32 @@ def _findings(measured: Measured) -> list[str]:
 
 
 def page(runs: Sequence[Run]) -> str:
-    first = runs[0].measured
+    init, revision = (runs[0].measured[name] for name in ("pi_init_sft", "pi_rev_sft"))
     parts = [
         "# The paper's training, reproduced in miniature",
         "",
         "The very code of the full run, on models of a million weights and drawn chests: what the paper says each part",
-        "learns (4.3, 4.4, 5.1), shown where anyone can watch it. It says nothing about patients. **Not for clinical use.**",
+        "learns (4.3, 4.4, 5.1), shown where anyone can watch it. It says nothing about patients.",
+        "**Not for clinical use.**",
         "",
         "    make reproduce-mini            # SEEDS=3 for three seeds",
         "    python -m training run mini --out build/mini --list        # the commands, one after the other",
         "",
         "`training/configs/mini.yaml` names every departure from the paper's configuration. This page was written by",
-        f"`python -m training reproduction` from {_counted(len(runs), 'run')}; each has its own chests, weights and samples. "
-        "Nothing was trained on the rows that are measured here.",
+        f"`python -m training reproduction` from {_counted(len(runs), 'run')}; each has its own chests, weights",
+        "and samples. Nothing was trained on the rows that are measured here.",
         "",
         "## What had to be shown",
         "",
-        f"On D_eval: {first['pi_init_sft']['rows']} questions on {first['pi_init_sft']['radiographs']} radiographs for pi_init,",
-        f"{first['pi_rev_sft']['rows']} starting masks for pi_rev (the first run's).",
+        f"On D_eval: {init['rows']} questions on {init['radiographs']} radiographs for pi_init, {revision['rows']} starting",
+        "masks for pi_rev (the first run's).",
         "",
         *claims(runs),
         "",
         "## Table 2 at this scale",
         "",
-        "By `python -m training evaluate` with the bundles that the run made: constrained decoding, levels averaged with",
-        "equal weight, 95 % bootstrap intervals over radiographs. Not to be compared with the paper's numbers.",
+        "By `python -m training evaluate` with the bundles that the run made: constrained decoding, levels averaged",
+        "with equal weight, 95 % bootstrap intervals over radiographs. Not to be compared with the paper's numbers.",
         "",
     ]
     for number, one in enumerate(runs):
