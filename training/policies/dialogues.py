@@ -33,6 +33,7 @@ from xflow_core.radiograph.reading import read_radiograph
 from xflow_core.radiograph.recipes import check_recipe, recipe_grey
 
 _KEPT = 256 << 20  # bytes of radiographs that are kept decoded, about
+_KEPT_CHATS = 4096
 MAX_CLICKS = PolicySettings().max_clicks
 
 
@@ -124,11 +125,16 @@ class Tokens:
         self._gemma = gemma
         self.pieces = PieceTokens(gemma.processor.tokenizer, gemma.end)
         self.image_token = gemma.image_token
+        # The same questions come again and again, and a template takes longer than a look.
+        self._rendered = lru_cache(_KEPT_CHATS)(self._render)
 
     def turns(self, turns: Sequence[Turn]) -> list[list[int]]:
         """Each turn's tokens, up to where the policy answers; the first one holds the chat's beginning."""
+        return [list(part) for part in self._rendered(tuple((len(turn.pictures), turn.words) for turn in turns))]
+
+    def _render(self, turns: tuple[tuple[int, str], ...]) -> list[list[int]]:
         soft = [-1] * self._gemma.processor.image_seq_length
-        rendered = self._gemma.turns([([soft] * len(turn.pictures), turn.words) for turn in turns])
+        rendered = self._gemma.turns([([soft] * pictures, words) for pictures, words in turns])
         return [[self.image_token if token < 0 else token for token in part] for part in rendered]
 
     def pixels(self, pictures: Sequence[np.ndarray]) -> Tensor:
