@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.curation.paper import PAPER
+from training.curation.paper import PAPER, read_settings
 from xflow_core.domain.errors import CallError, EngineError
 from xflow_core.export.files import write_whole
 
@@ -34,6 +34,8 @@ LOG = logging.getLogger(__name__)
 
 MINI = PAPER.with_name("mini.yaml")
 STATE = "state.json"
+POLICIES = "policies.json"
+"""What the bundles are told of the policies."""
 TRAINING = ("-m", "training")
 XFLOW = ("-m", "xflow_core.cli")
 
@@ -116,6 +118,8 @@ def run(arguments: argparse.Namespace) -> None:
                 print(f"    {told(command)}")
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
+    grid = read_settings(arguments.config or STORIES[arguments.story].config).policies.grid
+    write_whole(arguments.out / POLICIES, (json.dumps({"grid": grid}) + "\n").encode())
     state = State(arguments.out / STATE)
     if arguments.start is not None:
         for stage in stages[names.index(arguments.start) :]:
@@ -217,7 +221,7 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
 
     def bundle(name: str, *words: str) -> tuple[str, ...]:
         findings = [word for finding in story.findings for word in ("--finding", finding)]
-        grid = ("--policies", json.dumps({"grid": _grid(config[1])}))
+        grid = ("--policies", str(work / POLICIES))
         return (
             sys.executable, *XFLOW, "bundles", "make", name, "--out", f"{at['bundles']}/{name}",
             "--language", str(base), "--segmenter", at["segmenter"], "--side", str(story.side),
@@ -304,9 +308,3 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
         ), ("d-eval", "stored", "figures")),
     ]  # fmt: skip
     return stages
-
-
-def _grid(config: str) -> int:
-    from training.curation.paper import read_settings
-
-    return read_settings(Path(config)).policies.grid

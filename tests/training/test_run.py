@@ -102,7 +102,7 @@ def test_from_does_a_stage_and_all_after_it_anew(stages: list[run.Stage], tmp_pa
 
 def test_only_runs_that_stage(stages: list[run.Stage], tmp_path: Path) -> None:
     run.run(arguments("mini", "--out", str(tmp_path), "--only", "two"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["state.json", "two"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policies.json", "state.json", "two"]
     with pytest.raises(CallError, match="no stage 'four'"):
         run.run(arguments("mini", "--out", str(tmp_path), "--only", "four"))
 
