@@ -80,6 +80,8 @@ class PromptedTracker(nn.Module):
         self._settings, self._revision = settings, revision
         self._seed, self._bf16 = seed, bf16
         self._side: int = tracker.prompt_encoder.input_image_size
+        cells: int = tracker.prompt_encoder.mask_input_size[0]
+        self._loss_side = self._side if settings.loss.at == "picture" else cells
         for name, parameter in tracker.named_parameters():
             parameter.requires_grad_(reached(name))
         if checkpointing:
@@ -134,7 +136,7 @@ class PromptedTracker(nn.Module):
             count = min(len(components), self._settings.components)
             for k in rng.permutation(len(components))[:count]:
                 truth = components[k]
-                square = torch.from_numpy(to_square(truth.astype(np.float32), self._side) > 0.5).to(device)
+                square = torch.from_numpy(to_square(truth.astype(np.float32), self._loss_side) > 0.5).to(device)
                 prompt = first_prompt(truth, self._settings.prompts, self._revision, rng)
                 asked.append(Asked(image, truth, square, prompt, rng, []))
         return asked
@@ -145,8 +147,11 @@ class PromptedTracker(nn.Module):
         for places in alike([each.prompt for each in asked]):
             logits, predicted = self._decode(maps, [asked[k] for k in places])
             truth = torch.stack([asked[k].square for k in places])
-            large = F.interpolate(logits, size=truth.shape[-2:], mode="bilinear", align_corners=False)
-            losses = mask_losses(large, predicted, truth, self._settings.loss)
+            if logits.shape[-2:] != truth.shape[-2:]:
+                seen = F.interpolate(logits, size=truth.shape[-2:], mode="bilinear", align_corners=False)
+            else:
+                seen = logits
+            losses = mask_losses(seen, predicted, truth, self._settings.loss)
             best = predicted.argmax(-1)
             for row, k in enumerate(places):
                 asked[k].losses.append(losses.total[row])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 SIDES = (56, 2048)
 """The smallest and the largest side of a picture, as a bundle allows it."""
@@ -13,6 +14,7 @@ class MaskLoss:
     """``focal * L_focal + dice * L_dice + iou * L_IoU``.
 
     alpha, gamma: of the focal loss. all_ious: the IoU head learns on all hypotheses; else on the supervised one alone.
+    at: the picture's resolution, or the decoder's own, a quarter of a patch, which costs a fraction of the time.
     """
 
     focal: float
@@ -21,6 +23,7 @@ class MaskLoss:
     alpha: float
     gamma: float
     all_ious: bool
+    at: Literal["picture", "decoder"]
 
 
 @dataclass(frozen=True)

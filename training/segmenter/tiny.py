@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from transformers import Sam3TrackerConfig, Sam3TrackerModel
 
+from xflow_core.bundles.foundation_backend import quiet_transformers
 from xflow_core.domain.errors import CallError
 
 LOG = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.side % (2 * _PATCH) or arguments.side < 4 * _PATCH:
         raise CallError(f"--side is {arguments.side}; it is a multiple of {2 * _PATCH}, {4 * _PATCH} at least.")
     model = tiny_tracker(arguments.side, arguments.seed)
-    model.save_pretrained(arguments.out)
+    with quiet_transformers():
+        model.save_pretrained(arguments.out, save_original_format=False)
     count = sum(parameter.numel() for parameter in model.parameters())
     LOG.info("%d parameters in %s; not for clinical use", count, arguments.out)
 

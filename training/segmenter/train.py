@@ -23,6 +23,7 @@ from training.curation.paper import PAPER, read_settings
 from training.curation.sources.problems import Problems
 from training.segmenter.examples import Examples, marked_radiographs, whole
 from training.segmenter.trainer import RunSettings, train_segmenter
+from xflow_core.bundles.foundation_backend import quiet_transformers
 from xflow_core.domain.errors import CallError, NotWritten
 from xflow_core.segmenters.sam3 import load_tracker
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-device", type=int, default=1, help="radiographs that a GPU takes at once")
     parser.add_argument("--steps", type=int, help="stop there, whatever the epochs")
     parser.add_argument("--save-every", type=int, default=500)
+    parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
     parser.add_argument("--check", type=int, default=64, help="validation components measured at every save; 0: none")
     parser.add_argument("--workers", type=int, default=0, help="processes that read radiographs")
@@ -67,7 +69,8 @@ def run(arguments: argparse.Namespace) -> None:
             except CallError as problem:
                 raise CallError(f"{problem} Without a validation split, say --check 0.") from None
             validation = Examples(seen, sources, arguments.recipe, side)
-    tracker = load_tracker(arguments.base, side=side)
+    with quiet_transformers():
+        tracker = load_tracker(arguments.base, side=side)
     train_segmenter(
         tracker,
         Examples(kept, sources, arguments.recipe, tracker.prompt_encoder.input_image_size),
@@ -81,6 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
             seed=arguments.seed,
             steps=arguments.steps,
             save_every=arguments.save_every,
+            log_every=arguments.log_every,
             keep=arguments.keep,
             check=arguments.check,
             workers=arguments.workers,

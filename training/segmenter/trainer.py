@@ -323,7 +323,8 @@ def _write(
     """The tracker's own files, each whole or not at all, then the report."""
     new = run.out / f".{os.getpid()}.part"
     try:
-        trainer.network.tracker.save_pretrained(new)
+        # Under the tracker's own names, also where it came out of all of SAM3.
+        trainer.network.tracker.save_pretrained(new, save_original_format=False)
         for path in sorted(new.iterdir()):
             os.replace(path, run.out / path.name)
     finally:
