@@ -66,7 +66,10 @@ class SftSettings:
 
 @dataclass(frozen=True)
 class RlSettings:
-    """One column of Table 7. batch: effective, in generated completions. format_weight: of R_format in the sum."""
+    """One column of Table 7. batch: effective, in generated completions. format_weight: of R_format in the sum.
+
+    answer_tokens: the most that one answer takes; the paper gives no number.
+    """
 
     rate: float
     weight_decay: float
@@ -79,6 +82,7 @@ class RlSettings:
     beta: float
     format_weight: float
     warmup: int = 0
+    answer_tokens: int = 512
 
     def __post_init__(self) -> None:
         if self.generations < 2 or self.batch % self.generations:

@@ -99,10 +99,12 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         episodes: Episodes
         if stage == "init-rl":
-            episodes, wanted = InitEpisodes(radiographs, tokens), policies.init_rl
+            wanted = policies.init_rl
+            episodes = InitEpisodes(radiographs, tokens, wanted.answer_tokens)
         else:
             engine: Any = load_engine(arguments.bundle, "auto")
-            episodes, wanted = RevisionEpisodes(radiographs, tokens, engine.segmenter), policies.rev_rl
+            wanted = policies.rev_rl
+            episodes = RevisionEpisodes(radiographs, tokens, engine.segmenter, wanted.answer_tokens)
         trainer = grpo_trainer(model, gemma, tokens, episodes, rows, wanted, running)
         train_grpo(trainer, running, resume=arguments.resume)
     LOG.info("%s is done: %s; not for clinical use", stage, arguments.out)
