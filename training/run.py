@@ -66,13 +66,15 @@ class Story:
     measured: int
     studies: int = 0
     reviewed: float = 0.0
+    elsewhere: int = 0
     picture: int = 0
 
 
 STORIES = {
     "paper": Story(PAPER, made=False, side=1024, per_device=(4, 4, 4, 8), findings=(), measured=1000),
     # Three findings of seven: at 96 pixels an opacity, a pneumonia and a consolidation look alike. CheXpercept covers a
-    # tenth of the studies, not a hundredth, so that there is enough of D_RL and D_eval.
+    # tenth of the studies, not a hundredth, so that there is enough of D_RL and D_eval. D_eval asks for every
+    # zone that a present finding is not in, so MIMIC-ILS's pairs must ask such questions too.
     "mini": Story(
         MINI,
         made=True,
@@ -82,6 +84,7 @@ STORIES = {
         measured=1000,
         studies=5000,
         reviewed=0.06,
+        elsewhere=2,
         picture=96,
     ),
 }
@@ -244,7 +247,7 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
     if story.made:
         findings = [word for finding in story.findings for word in ("--finding", finding)]
         studies = ("--studies", str(arguments.studies or story.studies), "--reviewed", str(story.reviewed))
-        drawn = ("--side", str(story.picture))
+        drawn = ("--side", str(story.picture), "--elsewhere", str(story.elsewhere))
         stages += [
             Stage("sets", "draw the miniature: every restricted set in its own layout, synthetic", (
                 training("miniature", *studies, *drawn, *findings, *seed, "--out", str(data)),

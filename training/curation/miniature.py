@@ -82,6 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reviewed", type=float, default=None, help="share of the studies that CheXpercept covers (its own, or 200)"
     )
+    parser.add_argument(
+        "--elsewhere", type=int, default=0, help="pairs that ask for a present finding where it is not, a finding"
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--images", action="store_true", help="draw the radiographs and masks too (the default)")
     kind.add_argument("--annotations-only", action="store_true", help="no pictures: for tens of thousands of studies")
@@ -91,7 +94,16 @@ def run(arguments: argparse.Namespace) -> None:
     images = not arguments.annotations_only
     side = arguments.side or (512 if images else 160)
     findings = tuple(finding for finding in FINDINGS if finding in (arguments.finding or FINDINGS))
-    plan = Plan(arguments.studies, arguments.seed, images, side, arguments.flawed, findings, arguments.reviewed)
+    plan = Plan(
+        arguments.studies,
+        arguments.seed,
+        images,
+        side,
+        arguments.flawed,
+        findings,
+        arguments.reviewed,
+        arguments.elsewhere,
+    )
     write_miniature(plan, arguments.out)
     LOG.info("%d synthetic studies in %s; not for clinical use", plan.studies, arguments.out)
 

@@ -58,6 +58,7 @@ class SyntheticStudy:
     subject, study: with their letters ("p10000000", "s50000000"). size: ``(height, width)``. lesions: the truth.
     denied: findings that are absent and said to be. reviewed: the findings that CheXpercept asks about. flaw: what is
     wrong with its records, of :data:`FLAWS`, and the finding that it concerns. findings: those that its records name.
+    elsewhere: how many places MIMIC-ILS says a present finding is not in.
     """
 
     index: int
@@ -74,6 +75,7 @@ class SyntheticStudy:
     flaw: str | None = None
     flawed_finding: str | None = None
     findings: tuple[str, ...] = FINDINGS
+    elsewhere: int = 0
 
     @cached_property
     def present(self) -> dict[str, tuple[str, ...]]:
@@ -103,6 +105,7 @@ class Plan:
         findings: those that are drawn and named; a lesion that counts as one of them (a pneumonia is an opacity) is
             drawn too.
         reviewed_share: of the training studies, those that CheXpercept covers; None for its own share.
+        elsewhere: pairs of MIMIC-ILS that ask for a present finding where it is not; nobody said how many it has.
     """
 
     studies: int
@@ -112,6 +115,7 @@ class Plan:
     flawed: float = 0.02
     findings: tuple[str, ...] = FINDINGS
     reviewed_share: float | None = None
+    elsewhere: int = 0
 
     @property
     def by_split(self) -> dict[str, int]:
@@ -181,6 +185,7 @@ class Plan:
             flaw=kind,
             flawed_finding=finding,
             findings=self.findings,
+            elsewhere=self.elsewhere,
         )
 
     def _lesions(self, random: Random, sick: bool) -> tuple[Lesion, ...]:
