@@ -174,6 +174,7 @@ class InitScore:
 
     image: str
     finding: str
+    level: str
     format: float
     lungs: float
     lesion: float | None
@@ -192,6 +193,7 @@ def measure_init(
     other = dict(zip(images, [*images[1:], images[0]], strict=True))
     episodes = InitEpisodes(radiographs, tokens, answer_tokens=160)
     found: dict[str, Any] = {}
+    levels: dict[str, Any] = {}
     lines: list[list[np.ndarray]] = []
     shown_rows: list[int] | None = None
     for how in ("greedy", "sampled", "shuffled"):
@@ -203,10 +205,12 @@ def measure_init(
         player.play(episodes, played, sampled=how == "sampled")
         scores = [init_score(row, episode) for row, episode in zip(rows, played, strict=True)]
         found[how] = by_finding(scores, init_figures)
+        levels[how] = grouped(scores, init_figures, lambda score: score.level)
         if how != "shuffled":
             shown_rows = shown_rows or chosen(played, [row["finding"] for row in rows], 3)
             tiles = [init_tile(played[index], f"{how}, {rows[index]['finding']}") for index in shown_rows]
             lines += [tiles[start : start + 3] for start in range(0, len(tiles) - len(tiles) % 3, 3)]
+    found["by_level"] = levels
     half = len(lines) // 2  # a finding's greedy line above its sampled one
     return found, [line for pair in zip(lines[:half], lines[half:], strict=True) for line in pair]
 
@@ -223,6 +227,7 @@ def init_score(row: Mapping[str, Any], episode: InitEpisode) -> InitScore:
     return InitScore(
         image=row["image"],
         finding=target.finding,
+        level=row["level"],
         format=float(answer is not None),
         lungs=float(np.mean(ious)),
         lesion=lesion,
@@ -369,10 +374,16 @@ def gains(scores: Sequence[RevisionScore]) -> dict[str, Any]:
 
 def by_finding(scores: Sequence[Any], figures: Callable[[Sequence[Any]], dict[str, Any]]) -> dict[str, Any]:
     """Figures of all scores, under ``all``, and of each finding's."""
+    return {ALL: figures(scores), **grouped(scores, figures, lambda score: score.finding)}
+
+
+def grouped(
+    scores: Sequence[Any], figures: Callable[[Sequence[Any]], dict[str, Any]], key: Callable[[Any], str]
+) -> dict[str, Any]:
     groups: dict[str, list[Any]] = defaultdict(list)
     for score in scores:
-        groups[score.finding].append(score)
-    return {ALL: figures(scores), **{finding: figures(groups[finding]) for finding in sorted(groups)}}
+        groups[key(score)].append(score)
+    return {name: figures(groups[name]) for name in sorted(groups)}
 
 
 def _mean(values: Sequence[tuple[str, float]]) -> list[float] | None:
