@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := demo-output
 
-.PHONY: demo test setup lint format bench soak viewer pictures parity wheel clean
+.PHONY: demo test setup lint format bench soak viewer pictures parity reproduce-mini wheel clean
 
 demo: $(VENV)/.demo
 	@image=$$($(BIN)/python -c "from pydicom.data import get_testdata_file as f; print(f('RG1_J2KI.dcm', download=False))") && \
@@ -61,6 +61,14 @@ parity:
 	build/parity/bin/pip install $(PIP_ARGS) -q -e ".[engine,gpu]"
 	build/parity/bin/pip install $(PIP_ARGS) -q --no-deps sam3==0.1.4 einops
 	build/parity/bin/python -m benchmarks.parity --full
+
+# The paper's training in miniature, an hour or so for each of SEEDS on two cores; goes on where it stopped; rewrites
+# docs/reproduction.md.
+SEEDS ?= 1
+reproduce-mini: $(VENV)/.test
+	runs=""; for seed in $$(seq 0 $$(($(SEEDS) - 1))); do \
+	  $(BIN)/python -m training run mini --seed $$seed --out build/mini/$$seed || exit; runs="$$runs --run build/mini/$$seed"; \
+	done; $(BIN)/python -m training reproduction $$runs --out docs/reproduction.md
 
 # Builds the wheel, installs it in an empty environment of its own and answers a question there.
 wheel: $(VENV)/.demo

@@ -1,12 +1,12 @@
 """``python -m training instructions --data ROOT --splits DIR --out DIR2``: the initial policy's examples (paper, A.3).
 
 One row an instruction: for SFT (``sft-*.parquet``, ``sft_val-*.parquet``) every question that MIMIC-ILS's pairs ask of
-D_SFT, in varied words; for RL (``rl-*.parquet``) the questions of D_RL. A row holds what a target is made of, not its
-text: both lungs' boxes and their source, which of them the question grounds, a verdict for each region, the boxes of
-the lesion's components. Its text is written when the row is used, by the functions that the policies write with
-(:mod:`training.policies.targets`); a row that has none in that grammar is left out here, and counted.
-Images are by reference; ``examples.png`` shows some rows. Without masks (``--annotations-only``) the lesion boxes are
-null.
+D_SFT, in varied words; for RL (``rl-*.parquet``) the questions of D_RL, and with ``--evaluation`` those of D_eval. A
+row holds what a target is made of, not its text: both lungs' boxes and their source, which of them the question
+grounds, a verdict for each region, the boxes of the lesion's components. Its text is written when the row is used, by
+the functions that the policies write with (:mod:`training.policies.targets`); a row that has none in that grammar is
+left out here, and counted. Images are by reference; ``examples.png`` shows some rows. Without masks
+(``--annotations-only``) the lesion boxes are null.
 
 The same input gives the same bytes, and a run that was stopped goes on. ``report.txt`` and ``manifest.json`` are
 written last. Not for clinical use.
@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.curation.components import components_of, on_the_side
-from training.curation.division import RL, SFT, VAL
+from training.curation.division import EVAL, RL, SFT, VAL
 from training.curation.lung_boxes import Boxes, Sizes, lungs_from
 from training.curation.paper import PAPER, LungSettings, Settings, read_settings
 from training.curation.pictures import examples, instruction_sheet
@@ -72,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--annotations-only", action="store_true", help="there are no masks: leave the lesion boxes out"
     )
     Workers.add_arguments(parser)
+    parser.add_argument(
+        "--evaluation", action="store_true", help="D_eval's too, to measure on (eval-*.parquet); never to train on"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -91,6 +94,7 @@ def run(arguments: argparse.Namespace) -> None:
             problems,
             not arguments.annotations_only,
             Workers.of(arguments),
+            evaluation=arguments.evaluation,
         )
     written: list[str] = []
     if not arguments.annotations_only:
@@ -147,6 +151,8 @@ def write_instructions(
     problems: Problems,
     masks: bool,
     workers: Workers | None = None,
+    *,
+    evaluation: bool = False,
 ) -> dict[str, Any]:
     """Write the shards; gives the manifest.
 
@@ -154,14 +160,15 @@ def write_instructions(
         CallError: a set or the splits are missing or damaged, or ``out`` holds shards of another run.
     """
     manifest, radiographs = read_splits(splits)
+    asked = (SFT, VAL, RL, EVAL) if evaluation else (SFT, VAL, RL)
     key = hashlib.sha256(json.dumps([SCHEMA, manifest, settings.to_json(), masks]).encode()).hexdigest()
     listed = zip(radiographs["dicom_id"].to_pylist(), radiographs["split"].to_pylist(), strict=True)
-    wanted = [dicom_id for dicom_id, split in listed if split in (SFT, VAL, RL)]
+    wanted = [dicom_id for dicom_id, split in listed if split in asked]
     table = out / "radiographs.parquet"
     write_radiograph_table(table, sources, settings.lungs, wanted, key, problems)
     make = partial(Finishing, sources, settings.lungs, table, masks)
     stage = Stage(out, ROWS, make, key, gpu=settings.lungs.source == "bundle")
-    pieces = {split: cut(split, [asked_file(splits, split)], ASKED_TOGETHER) for split in (SFT, VAL, RL)}
+    pieces = {split: cut(split, [asked_file(splits, split)], ASKED_TOGETHER) for split in asked}
     counts, shards = write_shards(stage, pieces, problems, workers)
     return {
         "schema": SCHEMA,

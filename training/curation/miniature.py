@@ -55,6 +55,7 @@ from training.curation.synthetic.study import Plan, SyntheticStudy
 from training.curation.synthetic.words import report_text, sentences
 from xflow_core.domain import rle
 from xflow_core.domain.errors import CallError, NotWritten
+from xflow_core.domain.findings import FINDINGS
 
 LOG = logging.getLogger(__name__)
 
@@ -82,6 +83,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--side", type=int, default=None, help="the radiographs' longer side in pixels (512; 160 without)"
     )
     parser.add_argument("--flawed", type=float, default=0.02, help="share of studies with a dirty record")
+    parser.add_argument(
+        "--finding", action="append", choices=FINDINGS, help="one that is drawn and named; may be repeated (all seven)"
+    )
+    parser.add_argument(
+        "--reviewed", type=float, default=None, help="share of the studies that CheXpercept covers (its own, or 200)"
+    )
+    parser.add_argument(
+        "--elsewhere", type=int, default=0, help="pairs that ask for a present finding where it is not, a finding"
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--images", action="store_true", help="draw the radiographs and masks too (the default)")
     kind.add_argument("--annotations-only", action="store_true", help="no pictures: for tens of thousands of studies")
@@ -90,7 +100,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     images = not arguments.annotations_only
     side = arguments.side or (512 if images else 160)
-    plan = Plan(arguments.studies, arguments.seed, images, side, arguments.flawed)
+    findings = tuple(finding for finding in FINDINGS if finding in (arguments.finding or FINDINGS))
+    plan = Plan(
+        arguments.studies,
+        arguments.seed,
+        images,
+        side,
+        arguments.flawed,
+        findings,
+        arguments.reviewed,
+        arguments.elsewhere,
+    )
     write_miniature(plan, arguments.out)
     LOG.info("%d synthetic studies in %s; not for clinical use", plan.studies, arguments.out)
 
@@ -107,6 +127,8 @@ def write_miniature(plan: Plan, out: Path) -> None:
         raise CallError(f"A side of {plan.side} pixels cannot be drawn; choose 96 to 4096.")
     if not 0 <= plan.flawed <= 1:
         raise CallError(f"--flawed is a share between 0 and 1, not {plan.flawed}.")
+    if plan.reviewed_share is not None and not 0 < plan.reviewed_share < 1:
+        raise CallError(f"--reviewed is a share between 0 and 1, not {plan.reviewed_share}.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CallError(f"{out} is there already and not empty; choose another folder or remove it.")
     part = out.with_name(f".{out.name}.{secrets.token_hex(6)}.part")

@@ -11,6 +11,7 @@ import yaml
 
 from training.curation.sources.layout import Sources
 from training.policies.settings import PolicyTraining
+from training.segmenter.settings import SegmenterTraining
 from xflow_core.domain.errors import CallError
 from xflow_core.domain.findings import FINDINGS, LEVELS
 
@@ -105,12 +106,13 @@ class Settings:
     table_5: Table5
     table_6: Table6
     table_8: dict[str, dict[str, tuple[int, int]]]
+    segmenter: SegmenterTraining
     policies: PolicyTraining
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for a manifest of curation: without what only training reads."""
         data = dataclasses.asdict(self)
-        del data["policies"]
+        del data["policies"], data["segmenter"]
         data["sources"] = {name: path.as_posix() for name, path in data["sources"].items()}
         return data
 

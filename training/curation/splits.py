@@ -5,7 +5,7 @@ DIR holds
 - ``radiographs.parquet``: study, subject, dicom_id, image and split (sft, sft_val, rl, eval) of every radiograph;
 - ``agreed.parquet``: the admitted triples with their split;
 - ``questions.parquet``: what D_RL and D_eval are asked, at three levels, with the MIMIC-ILS mask of the positive ones;
-- ``asked-<split>.parquet`` of sft, sft_val and rl: the questions that `instructions` makes examples of;
+- ``asked-<split>.parquet``: the questions that `instructions` makes examples of;
 - ``parses.jsonl``: the reports' parses (prompt, raw answer, verdict); a run that was stopped goes on from it;
 - ``problems.jsonl``: every record that could not be used;
 - ``report.txt``: Tables 5, 6 and 8 here and in the paper, drops by reason, problems by kind;
@@ -64,7 +64,7 @@ ASKED = pa.schema([
 ])  # fmt: skip
 _NAMES = (
     "radiographs.parquet", "agreed.parquet", "questions.parquet", "asked-sft.parquet", "asked-sft_val.parquet",
-    "asked-rl.parquet", "parses.jsonl", "problems.jsonl",
+    "asked-rl.parquet", "asked-eval.parquet", "parses.jsonl", "problems.jsonl",
 )  # fmt: skip
 # Rows of a row group; a shard of instructions is made from one.
 ASKED_TOGETHER = 20_000
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise CallError(f"{out} holds finished splits already; choose another folder or remove it.")
     sources = settings.sources.under(arguments.data)
     with Problems(out / "problems.jsonl") as problems, ExitStack() as stack:
-        asked = {split: stack.enter_context(_AskedFile(out, split)) for split in (SFT, VAL, RL)}
+        asked = {split: stack.enter_context(_AskedFile(out, split)) for split in (SFT, VAL, RL, EVAL)}
 
         def take(entry: Radiograph, questions: Sequence[Asked]) -> None:
             for one in questions:
@@ -97,7 +97,8 @@ def run(arguments: argparse.Namespace) -> None:
                 )  # fmt: skip
 
         curated = curate(sources, settings, problems, out / "parses.jsonl", take)
-        _ask_of_rl(curated, asked[RL])
+        for split in (RL, EVAL):
+            _ask_agreed(curated, split, asked[split])
     write_whole(out / "radiographs.parquet", _radiographs(curated))
     write_whole(out / "agreed.parquet", _parquet(AGREED, _agreed(curated)))
     write_whole(out / "questions.parquet", _parquet(QUESTIONS, _questions(curated)))
@@ -226,9 +227,9 @@ def _questions(curated: Curated) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _ask_of_rl(curated: Curated, file: _AskedFile) -> None:
-    images = {entry.study: entry.image for entry in curated.radiographs if entry.split == RL}
-    for entry in curated.agreed[RL]:
+def _ask_agreed(curated: Curated, split: str, file: _AskedFile) -> None:
+    images = {entry.study: entry.image for entry in curated.radiographs if entry.split == split}
+    for entry in curated.agreed[split]:
         located = [region for region, present in entry.verdicts.items() if present and region != CHEST]
         for question in questions_of(entry):
             mask = entry.mask if question.present else None

@@ -28,15 +28,20 @@ _SOMEWHERE = (
 )
 
 
+def phrasings(finding: str, regions: Sequence[str]) -> tuple[str, ...]:
+    """All the sentences for a question."""
+    anywhere = tuple(regions) in ((CHEST,), (HEART,))
+    named = list(regions)
+    where = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+    return tuple(text.format(finding=finding, where=where) for text in (_ANYWHERE if anywhere else _SOMEWHERE))
+
+
 def phrased(finding: str, regions: Sequence[str], key: str) -> str:
     """One of the sentences, always the same for equal arguments.
 
     Args:
         regions: ("chest",), ("heart",), or lungs or zones. key: what the choice hangs on besides, a study for instance.
     """
-    anywhere = tuple(regions) in ((CHEST,), (HEART,))
-    choices = _ANYWHERE if anywhere else _SOMEWHERE
+    choices = phrasings(finding, regions)
     digest = hashlib.blake2b(f"{key}/{finding}/{'+'.join(regions)}".encode(), digest_size=4).digest()
-    named = list(regions)
-    where = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
-    return choices[int.from_bytes(digest, "big") % len(choices)].format(finding=finding, where=where)
+    return choices[int.from_bytes(digest, "big") % len(choices)]

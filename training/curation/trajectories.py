@@ -3,9 +3,10 @@
 One row a true component of a positive instruction (paper, A.3, Algorithm 1). For SFT (``sft-*.parquet``,
 ``sft_val-*.parquet``): the perturbed box, the mask that the segmenter gives for it, then up to four oracle clicks with
 the mask after each; a trajectory that clicks without improving its mask is dropped. For RL (``rl-*.parquet``): the
-perturbed box and its mask, several a component. Masks are COCO run lengths in the radiograph's frame. F_seg is a
-bundle's segmenter: the compact one runs on a CPU, another bundle's takes its place by ``--bundle``. It encodes a
-radiograph once, and is asked once a turn for all components of all questions about it.
+perturbed box and its mask, several a component; for D_eval, where the instructions hold it, the same. Masks are COCO
+run lengths in the radiograph's frame. F_seg is a bundle's segmenter: the compact one runs on a CPU, another bundle's
+takes its place by ``--bundle``. It encodes a radiograph once, and is asked once a turn for all components of all
+questions about it.
 
 ``examples.png`` shows some of them. The same input and segmenter give the same bytes, and a run that was stopped goes
 on. Not for clinical use.
@@ -31,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.curation.components import components_of, on_the_side
-from training.curation.division import RL, SFT, VAL
+from training.curation.division import EVAL, RL, SFT, VAL
 from training.curation.oracle import Trajectory, revise, starts
 from training.curation.paper import PAPER, RevisionSettings, read_settings
 from training.curation.pictures import examples, trajectory_sheet
@@ -148,7 +149,7 @@ class Trajectories:
 
     def rows(self, split: str, drafts: Iterator[Row]) -> Iterator[Row | str]:
         """Of a piece of the instructions; negative ones are passed over."""
-        finish = self.starts if split == RL else self.trajectories
+        finish = self.starts if split in (RL, EVAL) else self.trajectories
         positive = (draft for draft in drafts if draft["present"])
         for _, asked in groupby(positive, key=lambda draft: draft["image"]):
             yield from finish(list(asked))
@@ -163,7 +164,7 @@ class Trajectories:
         return rows
 
     def starts(self, draft: Draft) -> list[dict[str, Any] | str]:
-        """For RL."""
+        """For RL, and to measure on."""
         image, asked, rows = self._asked(draft, self._settings.starts)
         if image is not None:
             truths, rngs = [one.truth for one in asked], [one.rng for one in asked]
@@ -287,9 +288,10 @@ def write_trajectories(
         ) from None
     digest = hashlib.sha256((key + json.dumps(manifest["shards"])).encode()).hexdigest()
     pieces = {}
-    for split in (SFT, VAL, RL):
+    for split in (SFT, VAL, RL, EVAL):
         paths = [instructions / name for name in files if name.rsplit("-", 1)[0] == split]
-        pieces[split] = pieces_of(split, paths, _RADIOGRAPHS_EACH)
+        if paths or split != EVAL:
+            pieces[split] = pieces_of(split, paths, _RADIOGRAPHS_EACH)
     counts, shards = write_shards(Stage(out, ROWS, make, digest, gpu), pieces, problems, workers)
     return {"counts": counts, "shards": shards}
 

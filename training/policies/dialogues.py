@@ -27,12 +27,13 @@ from xflow_core.policies.medgemma_decoding import PieceTokens
 from xflow_core.policies.medgemma_model import MedGemma
 from xflow_core.policies.medgemma_pictures import overlaid, squared
 from xflow_core.policies.protocols import Done
-from xflow_core.policies.transcript import THOUGHTS, SquareFrame, write_click
+from xflow_core.policies.transcript import GRID, THOUGHTS, SquareFrame, write_click
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import read_radiograph
 from xflow_core.radiograph.recipes import check_recipe, recipe_grey
 
-_KEPT = 32  # radiographs that are kept decoded
+_KEPT = 256 << 20  # bytes of radiographs that are kept decoded, about
+_KEPT_CHATS = 4096
 MAX_CLICKS = PolicySettings().max_clicks
 
 
@@ -57,27 +58,28 @@ class Radiographs:
 
     Args:
         folder: what the rows' ``image`` is relative to. recipe: the bundle's. side: pixels of the model's square.
+        grid: whole numbers along it.
     """
 
-    def __init__(self, folder: Path, recipe: str, side: int) -> None:
+    def __init__(self, folder: Path, recipe: str, side: int, grid: int = GRID) -> None:
         check_recipe(recipe)
-        self._folder, self._recipe, self._side = folder, recipe, side
-        self.read = lru_cache(_KEPT)(self._read)
+        self._folder, self._recipe, self.side, self._grid = folder, recipe, side, grid
+        # A square has three bytes a pixel, and the radiograph is at least as large.
+        self.read = lru_cache(max(32, _KEPT // (6 * side**2)))(self._read)
 
     def _read(self, name: str) -> EncodedRadiograph:
         return EncodedRadiograph(read_radiograph(self._folder / name))
 
+    def frame(self, image: EncodedRadiograph) -> SquareFrame:
+        return SquareFrame(image.radiograph.record.size, self._grid)
+
     def square(self, image: EncodedRadiograph) -> np.ndarray:
         """uint8 ``[S, S, 3]``."""
         drawn: np.ndarray = image.feature(
-            f"training.square.{self._recipe}.{self._side}",
-            lambda _: squared(recipe_grey(image, self._recipe), self._side),
+            f"training.square.{self._recipe}.{self.side}",
+            lambda _: squared(recipe_grey(image, self._recipe), self.side),
         )
         return drawn
-
-
-def frame_of(image: EncodedRadiograph) -> SquareFrame:
-    return SquareFrame(image.radiograph.record.size)
 
 
 def init_dialogue(row: Mapping[str, Any], radiographs: Radiographs) -> Dialogue:
@@ -88,7 +90,7 @@ def init_dialogue(row: Mapping[str, Any], radiographs: Radiographs) -> Dialogue:
     """
     target, image = InitTarget.of_row(row), radiographs.read(row["image"])
     turn = Turn((radiographs.square(image),), row["instruction"])
-    return Dialogue((turn,), (tuple(target.pieces(frame_of(image))),))
+    return Dialogue((turn,), (tuple(target.pieces(radiographs.frame(image))),))
 
 
 def revision_dialogue(row: Mapping[str, Any], radiographs: Radiographs) -> Dialogue:
@@ -101,7 +103,7 @@ def revision_dialogue(row: Mapping[str, Any], radiographs: Radiographs) -> Dialo
         RadiographError: its radiograph cannot be read.
     """
     image = radiographs.read(row["image"])
-    square, frame = radiographs.square(image), frame_of(image)
+    square, frame = radiographs.square(image), radiographs.frame(image)
     last = int(np.argmax(row["ious"]))
     clicks = [Click(click["polarity"], Point(*map(float, click["point"]))) for click in row["clicks"][:last]]
     masks = [rle.decode(mask, tuple(row["size"])) for mask in row["masks"][: last + 1]]
@@ -123,11 +125,16 @@ class Tokens:
         self._gemma = gemma
         self.pieces = PieceTokens(gemma.processor.tokenizer, gemma.end)
         self.image_token = gemma.image_token
+        # The same questions come again and again, and a template takes longer than a look.
+        self._rendered = lru_cache(_KEPT_CHATS)(self._render)
 
     def turns(self, turns: Sequence[Turn]) -> list[list[int]]:
         """Each turn's tokens, up to where the policy answers; the first one holds the chat's beginning."""
+        return [list(part) for part in self._rendered(tuple((len(turn.pictures), turn.words) for turn in turns))]
+
+    def _render(self, turns: tuple[tuple[int, str], ...]) -> list[list[int]]:
         soft = [-1] * self._gemma.processor.image_seq_length
-        rendered = self._gemma.turns([([soft] * len(turn.pictures), turn.words) for turn in turns])
+        rendered = self._gemma.turns([([soft] * pictures, words) for pictures, words in turns])
         return [[self.image_token if token < 0 else token for token in part] for part in rendered]
 
     def pixels(self, pictures: Sequence[np.ndarray]) -> Tensor:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from training.policies.dialogues import MAX_CLICKS, Radiographs, Tokens, Turn, frame_of, opening
+from training.policies.dialogues import MAX_CLICKS, Radiographs, Tokens, Turn, opening
 from training.policies.rewards import box_reward, format_reward, gain_reward, repetition_reward
 from training.policies.targets import InitTarget
 from xflow_core.domain import rle
@@ -30,7 +28,6 @@ from xflow_core.policies.transcript import (
     write_lungs,
     write_verdicts,
 )
-from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.segmenters.protocol import Prediction, Prompt, PromptableSegmenter
 
 
@@ -66,10 +63,11 @@ class Episodes(Protocol):
 
 
 class InitEpisode:
-    def __init__(self, row: Mapping[str, Any], image: EncodedRadiograph, square: np.ndarray) -> None:
-        self.opening = Turn((square,), row["instruction"])
+    def __init__(self, row: Mapping[str, Any], radiographs: Radiographs) -> None:
+        image = radiographs.read(row["image"])
+        self.opening = Turn((radiographs.square(image),), row["instruction"])
         self.target = InitTarget.of_row(row)
-        self.frame = frame_of(image)
+        self.frame = radiographs.frame(image)
         self.answer: Answer | None = None
         self.text = ""
 
@@ -111,8 +109,7 @@ class InitEpisodes:
         self._radiographs, self._tokens, self.answer_tokens = radiographs, tokens, answer_tokens
 
     def begin(self, row: Mapping[str, Any]) -> InitEpisode:
-        image = self._radiographs.read(row["image"])
-        return InitEpisode(row, image, self._radiographs.square(image))
+        return InitEpisode(row, self._radiographs)
 
     def move(self, episodes: Sequence[InitEpisode], answers: Sequence[Sequence[int]]) -> list[Turn | None]:
         for episode, said in zip(episodes, answers, strict=True):
@@ -124,16 +121,18 @@ class InitEpisodes:
 
 
 class RevisionEpisode:
-    def __init__(self, row: Mapping[str, Any], image: EncodedRadiograph, square: np.ndarray) -> None:
+    def __init__(self, row: Mapping[str, Any], radiographs: Radiographs) -> None:
         size = tuple(row["size"])
-        self.image, self.square, self.frame = image, square, frame_of(image)
+        self.image = radiographs.read(row["image"])
+        self.square, self.frame = radiographs.square(self.image), radiographs.frame(self.image)
         self.truth = rle.decode(row["truth"], size)
         self.first = rle.decode(row["masks"][0], size)
         self.box = Box(*(min(max(float(number), 0.0), 1.0) for number in row["box"]))
         self.current = Prediction(self.first)
         self.clicks: list[Click] = []
+        self.masks = [self.first]
         self.readable = True
-        self.opening = opening(square, self.first, row["instruction"])
+        self.opening = opening(self.square, self.first, row["instruction"])
 
     def hear(self, said: Sequence[int], tokens: Tokens) -> Prompt | None:
         """The click's prompt for the segmenter; None at ``done`` and at what cannot be read: the episode has ended."""
@@ -175,8 +174,7 @@ class RevisionEpisodes:
         self.answer_tokens = answer_tokens
 
     def begin(self, row: Mapping[str, Any]) -> RevisionEpisode:
-        image = self._radiographs.read(row["image"])
-        return RevisionEpisode(row, image, self._radiographs.square(image))
+        return RevisionEpisode(row, self._radiographs)
 
     def move(self, episodes: Sequence[RevisionEpisode], answers: Sequence[Sequence[int]]) -> list[Turn | None]:
         following: list[Turn | None] = [None] * len(episodes)
@@ -191,6 +189,7 @@ class RevisionEpisodes:
             for (number, _), prediction in zip(group, found, strict=True):
                 episode = episodes[number]
                 episode.current = prediction
+                episode.masks.append(prediction.mask)
                 if len(episode.clicks) < self.turns:
                     following[number] = Turn((overlaid(episode.square, prediction.mask),))
         return following

@@ -29,7 +29,7 @@ from training.policies.episodes import Episodes
 from training.policies.guards import StopWhenLost, memory_told
 from training.policies.models import choose_trained
 from training.policies.settings import RlSettings
-from training.policies.sft import RunSettings, arguments_of, not_empty
+from training.policies.sft import RunSettings, arguments_of, newest_checkpoint, not_empty
 from xflow_core.policies.medgemma_model import MedGemma
 
 
@@ -172,6 +172,7 @@ def grpo_trainer(
     weights = {"R_format": settings.format_weight}
     arguments = GRPOConfig(
         **arguments_of(run, settings.batch),
+        warmup_steps=settings.warmup,
         learning_rate=settings.rate,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.clip,
@@ -207,7 +208,8 @@ def train_grpo(trainer: EpisodeGRPOTrainer, run: RunSettings, *, resume: bool = 
         EngineError: the loss is no number, every reward is constant within its group, or the memory does not suffice.
     """
     with memory_told(run.per_device):
-        trainer.train(resume_from_checkpoint=resume or None)
+        trainer.train(resume_from_checkpoint=newest_checkpoint(run.out) if resume else None)
+    trainer.save_state()
     trainer.save_model()
     if trainer.accelerator.is_main_process:
         # PEFT saves the reference, the adapter that it began with, beside it.

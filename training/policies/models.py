@@ -14,6 +14,7 @@ from xflow_core.policies.medgemma_model import MedGemma
 
 LANGUAGE_LAYERS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 TOWER = "vision_tower"
+_WHOLE = ("multi_modal_projector", "embed_tokens", "lm_head")
 ADAPTER = "default"  # the name under which PEFT saves into the folder itself
 
 
@@ -27,7 +28,7 @@ def load_to_train(base: Path, start: Path | None, lora: LoraSettings, *, tower: 
 
     Args:
         base: a folder of MedGemma with its processor. start: an adapter to go on from; None for a new one.
-        tower: train the vision tower, too.
+        tower: train the vision tower, too, and whatever else the adapter has whole.
 
     Raises:
         BundleError: a part is missing, damaged, or made for another model; ``start`` has another rank than ``lora``.
@@ -39,7 +40,7 @@ def load_to_train(base: Path, start: Path | None, lora: LoraSettings, *, tower: 
             r=lora.r,
             lora_alpha=lora.alpha,
             target_modules=LANGUAGE_LAYERS,
-            modules_to_save=[TOWER],
+            modules_to_save=[TOWER, *(_WHOLE if lora.whole else ())],
             task_type="CAUSAL_LM",
         )
         model: Any = get_peft_model(gemma.gemma, settings)
@@ -60,7 +61,7 @@ def load_to_train(base: Path, start: Path | None, lora: LoraSettings, *, tower: 
 
 
 def choose_trained(model: torch.nn.Module, *, tower: bool) -> None:
-    """Let the adapter's own LoRA weights move, with ``tower`` its vision tower, and nothing else."""
+    """Let the adapter's own LoRA weights move, with ``tower`` what it has whole, and nothing else."""
     for name, parameter in model.named_parameters():
         own = f".{ADAPTER}." in name
         parameter.requires_grad_(own and ("lora_" in name or (tower and "modules_to_save" in name)))

@@ -9,15 +9,50 @@ from xflow_core.domain.errors import CallError
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """LoRA on every linear layer of the language model."""
+    """LoRA on every linear layer of the language model.
+
+    whole: the embeddings, the output layer and the projector belong to the adapter too and are trained in SFT, as the
+    tower is. A trained base has good ones; one made from scratch has none.
+    """
 
     r: int
     alpha: int
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class FromScratch:
+    """What SFT does for a base that was never trained, and not for MedGemma: all of it off by default.
+
+    dense: weight of a loss on every patch of the tower (what lies there: lungs, findings; for pi_rev the mask, what it
+        misses, what it has too much of). The answer's few tokens alone tell a fresh tower too little.
+    dense_steps: first steps on that loss alone.
+    verdict_weight: of the tokens that say present or absent, in the loss.
+    spread: a coordinate's target is a bell of this width in steps of the grid; 0 is that number alone.
+    """
+
+    dense: float = 0.0
+    dense_steps: int = 0
+    verdict_weight: float = 1.0
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.dense, self.dense_steps, self.spread) < 0 or self.verdict_weight <= 0:
+            raise ValueError("from_scratch's weights, steps and width are not negative")
+        if self.dense_steps and not self.dense:
+            raise ValueError("from_scratch.dense_steps needs a weight, from_scratch.dense")
+
+    @property
+    def helps(self) -> bool:
+        return self != FromScratch()
 
 
 @dataclass(frozen=True)
 class SftSettings:
-    """One column of Table 7. tower_rate: the vision tower's share of the rate. batch: effective, in samples."""
+    """One column of Table 7. tower_rate: the vision tower's share of the rate. batch: effective, in samples.
+
+    warmup: steps in which the rate rises; it then falls to nothing along a line.
+    """
 
     rate: float
     tower_rate: float
@@ -25,11 +60,16 @@ class SftSettings:
     clip: float
     batch: int
     epochs: int
+    warmup: int = 0
+    from_scratch: FromScratch = FromScratch()
 
 
 @dataclass(frozen=True)
 class RlSettings:
-    """One column of Table 7. batch: effective, in generated completions. format_weight: of R_format in the sum."""
+    """One column of Table 7. batch: effective, in generated completions. format_weight: of R_format in the sum.
+
+    answer_tokens: the most that one answer takes; the paper gives no number.
+    """
 
     rate: float
     weight_decay: float
@@ -41,6 +81,8 @@ class RlSettings:
     top_p: float
     beta: float
     format_weight: float
+    warmup: int = 0
+    answer_tokens: int = 512
 
     def __post_init__(self) -> None:
         if self.generations < 2 or self.batch % self.generations:
@@ -51,8 +93,9 @@ class RlSettings:
 
 @dataclass(frozen=True)
 class PolicyTraining:
-    """The policies' part of the configuration."""
+    """The policies' part of the configuration. grid: whole numbers along the square's side."""
 
+    grid: int
     lora: LoraSettings
     init_sft: SftSettings
     init_rl: RlSettings

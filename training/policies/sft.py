@@ -13,17 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from training.policies.dialogues import Dialogue, Radiographs, Tokens
+from training.policies.from_scratch import FromScratchLoss, KeepHead
 from training.policies.guards import StopWhenLost, memory_told
-from training.policies.models import in_tower
+from training.policies.models import TOWER, in_tower
 from training.policies.settings import SftSettings, accumulation
 from training.policies.targets import InitTarget
-from xflow_core.domain.errors import CallError, ValueRefused
+from xflow_core.domain.errors import CallError, RadiographError, ValueRefused
 
 LOG = logging.getLogger(__name__)
 
@@ -73,14 +76,30 @@ def arguments_of(run: RunSettings, batch: int) -> dict[str, Any]:
 class DialogueSFTTrainer(SFTTrainer):  # type: ignore[misc]
     """trl's trainer with two rates: the vision tower's is a share of the rest's."""
 
-    def __init__(self, *arguments: Any, tower_rate: float, **named: Any) -> None:
-        self._tower_rate = tower_rate
+    def __init__(
+        self, *arguments: Any, tower_rate: float, from_scratch: FromScratchLoss | None = None, **named: Any
+    ) -> None:
+        self._tower_rate, self._from_scratch = tower_rate, from_scratch
         super().__init__(*arguments, **named)
+        if from_scratch is not None:
+            self.loss_is_scaled_for_ga = False
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        if self._from_scratch is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        said, seen = self._from_scratch.parts(model, inputs, self.state.global_step)
+        for name, part in (("loss/answer", said), ("loss/patches", seen)):
+            self._metrics["train"][name].append(part.item())
+        return said + seen
 
     def create_optimizer(self, *_: Any, **__: Any) -> torch.optim.Optimizer:
         if self.optimizer is None:
             moving = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
             rate = self.args.learning_rate
+            if self._from_scratch is not None and self._from_scratch.head is not None:
+                moving += [(f"{TOWER}.head", each) for each in self._from_scratch.head.parameters()]
             groups = [
                 {"params": [each for name, each in moving if not in_tower(name)], "lr": rate},
                 {"params": [each for name, each in moving if in_tower(name)], "lr": rate * self._tower_rate},
@@ -129,6 +148,7 @@ def train_sft(
     run: RunSettings,
     *,
     processor: Any,
+    from_scratch: FromScratchLoss | None = None,
     callbacks: Sequence[TrainerCallback] = (),
     resume: bool = False,
 ) -> DialogueSFTTrainer:
@@ -137,6 +157,7 @@ def train_sft(
     Args:
         model: of :func:`~training.policies.models.load_to_train`, with its tower.
         rows: of ``training instructions`` or ``training trajectories``. draw: the dialogue of a row.
+        from_scratch: the loss for a base that was never trained, with ``settings.from_scratch``.
         resume: from the newest checkpoint in ``run.out``.
 
     Raises:
@@ -144,9 +165,26 @@ def train_sft(
         EngineError: the loss is no number, or the memory does not suffice.
     """
     not_empty(rows, "rows")
+    dense = None if from_scratch is None else from_scratch.dense
 
     def collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        return tokens.batch([draw({**row, "image": row["radiograph"]}, radiographs) for row in batch])
+        named: list[Mapping[str, Any]] = []
+        dialogues = []
+        for row in ({**row, "image": row["radiograph"]} for row in batch):
+            try:
+                dialogues.append(draw(row, radiographs))
+            except RadiographError as problem:
+                # One file of many: the batch is one row smaller.
+                LOG.warning("A row is left out: %s", problem)
+                continue
+            named.append(row)
+        if not dialogues:
+            raise CallError("No radiograph of a whole batch can be read; check where the sets lie (--data).")
+        made = tokens.batch(dialogues)
+        if dense is not None:
+            maps = [each for row, dialogue in zip(named, dialogues, strict=True) for each in dense.of(row, dialogue)]
+            made["dense"] = torch.from_numpy(np.stack(maps))
+        return made
 
     arguments = SFTConfig(
         **arguments_of(run, settings.batch),
@@ -154,9 +192,11 @@ def train_sft(
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.clip,
         num_train_epochs=settings.epochs,
+        warmup_steps=settings.warmup,
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
     )
+    kept = [] if from_scratch is None else [KeepHead(from_scratch)]
     trainer = DialogueSFTTrainer(
         model=model,
         args=arguments,
@@ -165,9 +205,20 @@ def train_sft(
         train_dataset=rows.rename_column("image", "radiograph"),
         processing_class=processor,
         tower_rate=settings.tower_rate,
-        callbacks=[StopWhenLost(), *callbacks],
+        from_scratch=from_scratch,
+        callbacks=[StopWhenLost(), *kept, *callbacks],
     )
+    newest = newest_checkpoint(run.out) if resume else None
+    if newest is not None and kept:
+        kept[0].load(Path(newest))
     with memory_told(run.per_device):
-        trainer.train(resume_from_checkpoint=resume or None)
+        trainer.train(resume_from_checkpoint=newest)
+    trainer.save_state()
     trainer.save_model()
     return trainer
+
+
+def newest_checkpoint(folder: Path) -> str | None:
+    """None where a run was stopped before its first, or never began."""
+    found: str | None = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    return found

@@ -19,8 +19,10 @@ from datasets import Dataset
 
 from training.curation.division import RL, SFT
 from training.curation.paper import PAPER, read_settings
+from training.policies.dense import Dense, InitDense, RevisionDense
 from training.policies.dialogues import Radiographs, Tokens, init_dialogue, revision_dialogue
 from training.policies.episodes import Episodes, InitEpisodes, RevisionEpisodes
+from training.policies.from_scratch import FromScratchLoss
 from training.policies.grpo import grpo_trainer, train_grpo
 from training.policies.models import load_to_train
 from training.policies.sft import RunSettings, teachable, train_sft
@@ -73,22 +75,36 @@ def run(arguments: argparse.Namespace) -> None:
         rows = teachable(rows)
     model, gemma = load_to_train(arguments.base, start, policies.lora, tower=stage.endswith("sft"))
     tokens = Tokens(gemma)
-    images = settings.sources.under(arguments.data).images
-    radiographs = Radiographs(images, arguments.recipe, gemma.picture_side)
+    sources = settings.sources.under(arguments.data)
+    radiographs = Radiographs(sources.images, arguments.recipe, gemma.picture_side, policies.grid)
     if stage.endswith("sft"):
-        draw, numbers = (
-            (init_dialogue, policies.init_sft) if stage == "init-sft" else (revision_dialogue, policies.rev_sft)
-        )
+        first = stage == "init-sft"
+        draw, numbers = (init_dialogue, policies.init_sft) if first else (revision_dialogue, policies.rev_sft)
+        helps = None
+        if numbers.from_scratch.helps:
+            vision = gemma.gemma.config.vision_config
+            patches = vision.image_size // vision.patch_size
+            dense: Dense | None = None
+            if numbers.from_scratch.dense:
+                dense = (
+                    InitDense(rows, sources.mimic_ils, radiographs, patches)
+                    if first
+                    else RevisionDense(radiographs, patches)
+                )
+            helps = FromScratchLoss(gemma, tokens, numbers.from_scratch, dense, policies.grid)
         train_sft(
-            model, tokens, rows, draw, radiographs, numbers, running, processor=gemma.processor, resume=arguments.resume
-        )
+            model, tokens, rows, draw, radiographs, numbers, running,
+            processor=gemma.processor, from_scratch=helps, resume=arguments.resume,
+        )  # fmt: skip
     else:
         episodes: Episodes
         if stage == "init-rl":
-            episodes, wanted = InitEpisodes(radiographs, tokens), policies.init_rl
+            wanted = policies.init_rl
+            episodes = InitEpisodes(radiographs, tokens, wanted.answer_tokens)
         else:
             engine: Any = load_engine(arguments.bundle, "auto")
-            episodes, wanted = RevisionEpisodes(radiographs, tokens, engine.segmenter), policies.rev_rl
+            wanted = policies.rev_rl
+            episodes = RevisionEpisodes(radiographs, tokens, engine.segmenter, wanted.answer_tokens)
         trainer = grpo_trainer(model, gemma, tokens, episodes, rows, wanted, running)
         train_grpo(trainer, running, resume=arguments.resume)
     LOG.info("%s is done: %s; not for clinical use", stage, arguments.out)

@@ -299,10 +299,9 @@ def scripted(trainer: Any, tokens: Tokens, radiographs: Radiographs, monkeypatch
 
     Every generation's first answer is a click, a positive and a negative one in turns; the second one is "done".
     """
-    from training.policies.dialogues import frame_of
     from xflow_core.policies.protocols import Done
 
-    frame = frame_of(radiographs.read("a.png"))
+    frame = radiographs.frame(radiographs.read("a.png"))
     calls: list[dict[str, Any]] = []
 
     def answers(prompt_ids: Any, images: Any, fields: Any, number: int, has_tool_images: bool = False) -> Any:

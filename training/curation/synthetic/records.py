@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from training.curation.sources.layout import image_path
-from xflow_core.domain.findings import FINDINGS, LUNGS
+from training.curation.sources.regions import thirds_of
+from xflow_core.domain.findings import LUNGS
 
 from .lesions import BANDS
 from .picture import filled
@@ -59,6 +60,16 @@ def mask_groups(study: SyntheticStudy) -> list[tuple[str, int, tuple[str, ...]]]
             for number, lung in enumerate(lungs, start=1):
                 groups.append((finding, number, tuple(r for r in regions if r.startswith(lung.split()[0]))))
     return groups
+
+
+def _elsewhere(study: SyntheticStudy, finding: str) -> list[str]:
+    """Lungs and zones that a present finding keeps out of, as many as the study's records name."""
+    held = study.present[finding]
+    if finding == "cardiomegaly":
+        return []
+    free = [lung for lung in LUNGS if lung not in lungs_of(held)]
+    free += [zone for lung in LUNGS for zone in thirds_of(lung) if zone not in held]
+    return study.random(f"elsewhere/{finding}").sample(free, min(study.elsewhere, len(free)))
 
 
 def mask_file(study: SyntheticStudy, finding: str, number: int) -> str:
@@ -112,9 +123,10 @@ def instruction_record(study: SyntheticStudy, said: list[Sentence]) -> Any:
                 "seg_mask_path": mask_file(study, finding, number),
             })  # fmt: skip
     negative: list[dict[str, Any]] = []
-    absent = [finding for finding in FINDINGS if finding not in study.present]
+    absent = [finding for finding in study.findings if finding not in study.present]
     asked = [(finding, "global") for finding in study.denied]
     asked += [(finding, "basic") for finding in random.sample(absent, min(2, len(absent))) if finding != "cardiomegaly"]
+    asked += [(finding, place) for finding in study.present for place in _elsewhere(study, finding)]
     for finding, kind in asked:
         side = random.choice(("right", "left"))
         regions = {"cardiomegaly": ("heart",)}.get(finding, LUNGS)
@@ -124,6 +136,8 @@ def instruction_record(study: SyntheticStudy, said: list[Sentence]) -> Any:
                     (f"{side} lung", f"{side} mid zone lung", f"{side} lung base", f"{side} apical zone lung")
                 ),
             )
+        elif kind != "global":
+            kind, regions = "basic", (kind,)
         where = "" if kind == "global" else f" in the {regions[0]}"
         negative.append({
             "pair_id": f"{study.study}_negative_{len(negative)}",

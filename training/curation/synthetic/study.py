@@ -7,7 +7,7 @@ one, and the same seed gives the same studies.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -75,7 +75,8 @@ class SyntheticStudy:
     subject, study: with their letters ("p10000000", "s50000000"). size: ``(height, width)``. lesions: the truth.
     denied: findings that are absent and said to be. reviewed: the findings that CheXpercept asks about. flaw: what is
     wrong with its records, of :data:`FLAWS`, and the finding that it concerns. body: whose outlines it has; studies
-    that are drawn have their own.
+    that are drawn have their own. findings: those that its records name. elsewhere: how many places MIMIC-ILS says a
+    present finding is not in.
     """
 
     index: int
@@ -92,11 +93,13 @@ class SyntheticStudy:
     flaw: str | None = None
     flawed_finding: str | None = None
     body: int = 0
+    findings: tuple[str, ...] = FINDINGS
+    elsewhere: int = 0
 
     @cached_property
     def present(self) -> dict[str, tuple[str, ...]]:
         """The regions of every present finding."""
-        return regions_by_finding(self.lesions)
+        return _told(self.lesions, self.findings)
 
     @property
     def build(self) -> Build:
@@ -123,6 +126,10 @@ class Plan:
         images: pictures are drawn too; their flaws need them.
         side: the longer side of the radiographs in pixels.
         flawed: the share of studies outside CheXpercept with a dirty record; of those inside, a fifth has a flaw.
+        findings: those that are drawn and named; a lesion that counts as one of them (a pneumonia is an opacity) is
+            drawn too.
+        reviewed_share: of the training studies, those that CheXpercept covers; None for its own share.
+        elsewhere: pairs of MIMIC-ILS that ask for a present finding where it is not; nobody said how many it has.
     """
 
     studies: int
@@ -130,6 +137,9 @@ class Plan:
     images: bool = True
     side: int = 512
     flawed: float = 0.02
+    findings: tuple[str, ...] = FINDINGS
+    reviewed_share: float | None = None
+    elsewhere: int = 0
 
     @property
     def by_split(self) -> dict[str, int]:
@@ -140,6 +150,8 @@ class Plan:
     def reviewed(self) -> int:
         """About how many studies CheXpercept covers: its share of train, but enough to split where there are few."""
         train = self.by_split["train"]
+        if self.reviewed_share is not None:
+            return round(train * self.reviewed_share)
         return max(round(train * _REVIEWED), min(_REVIEWED_AT_MOST_EASILY, train // 2))
 
     def __iter__(self) -> Iterator[SyntheticStudy]:
@@ -167,9 +179,9 @@ class Plan:
         self, index: int, split: str, subject: str, covered: bool, turns: dict[str, list[str]]
     ) -> SyntheticStudy:
         random = Random(f"{self.seed}/{index}/study")
-        lesions = make_lesions(random, sick=covered and random.random() < 0.8)
-        found = regions_by_finding(lesions)
-        absent = [finding for finding in FINDINGS if finding not in found]
+        lesions = self._lesions(random, sick=covered and random.random() < 0.8)
+        found = _told(lesions, self.findings)
+        absent = [finding for finding in self.findings if finding not in found]
         denied = tuple(sorted(random.sample(absent, min(random.choice((1, 2, 2, 3)), len(absent))), key=FINDINGS.index))
         reviewed: tuple[str, ...] = ()
         if covered:
@@ -198,7 +210,16 @@ class Plan:
             flawed_finding=finding,
             # Nobody sees the outlines of a study that is not drawn: a few bodies do for a hundred thousand.
             body=index if self.images else index % _BODIES,
+            findings=self.findings,
+            elsewhere=self.elsewhere,
         )
+
+    def _lesions(self, random: Random, sick: bool) -> tuple[Lesion, ...]:
+        """Those of a chest that count as one of the plan's findings; at least one where ``sick``."""
+        while True:
+            kept = [lesion for lesion in make_lesions(random, sick) if _told([lesion], self.findings)]
+            if kept or not sick:
+                return tuple(kept)
 
     def _flaw(
         self,
@@ -209,7 +230,7 @@ class Plan:
         reviewed: tuple[str, ...],
     ) -> tuple[str | None, str | None]:
         """What is wrong, and with which finding: the first kind in the queue that it can have, so that all come up."""
-        if random.random() >= share or len(found) == len(FINDINGS):
+        if random.random() >= share or len(found) == len(self.findings):
             return None, None
         # In the lungs: what stands on one side can be said to stand on the other.
         here = [f for f in (reviewed or sorted(found)) if f in found and f != "cardiomegaly"]
@@ -223,6 +244,11 @@ class Plan:
                 kinds.append(kind)
                 return kind, random.choice(choices)
         return None, None
+
+
+def _told(lesions: Sequence[Lesion], findings: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The regions of every present finding, of those that are named at all."""
+    return {finding: regions for finding, regions in regions_by_finding(lesions).items() if finding in findings}
 
 
 def other_side(regions: tuple[str, ...]) -> tuple[str, ...]:

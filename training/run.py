@@ -1,0 +1,313 @@
+"""``python -m training run paper|mini --out WORK``: the whole story, stage by stage, from the sets to the tables.
+
+``mini`` makes its own sets, base and segmenter, on which a laptop learns within the hour; ``paper`` reads the real ones
+(``--data``, ``--base``, ``--sam3``). The stages are the same commands, which are printed before they run, so that each
+can be run by hand:
+
+    sets -> check -> splits -> instructions -> segmenter -> trajectories -> pi_init by SFT, by RL
+         -> pi_rev by SFT, by RL -> bundles -> measure -> evaluation
+
+What is done stands in ``WORK/state.json``; a run that was stopped goes on, trainings from their newest checkpoint.
+``--only`` and ``--skip`` choose stages; ``--from`` does a stage and all after it anew. Not for clinical use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.curation.paper import PAPER, read_settings
+from xflow_core.domain.errors import CallError, EngineError
+from xflow_core.export.files import write_whole
+
+LOG = logging.getLogger(__name__)
+
+MINI = PAPER.with_name("mini.yaml")
+STATE = "state.json"
+POLICIES = "policies.json"
+"""What the bundles are told of the policies."""
+TRAINING = ("-m", "training")
+XFLOW = ("-m", "xflow_core.cli")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Commands (arguments of Python's), and the folders in WORK that they make."""
+
+    name: str
+    why: str
+    commands: tuple[tuple[str, ...], ...]
+    makes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the two stories differ in.
+
+    made: nothing is given, all is made: sets, base, segmenter. per_device: for pi_init's and pi_rev's SFT and RL.
+    measured: rows of D_eval on which each policy's own figures are measured.
+    """
+
+    config: Path
+    made: bool
+    side: int
+    per_device: tuple[int, int, int, int]
+    findings: tuple[str, ...]
+    measured: int
+    studies: int = 0
+    reviewed: float = 0.0
+    elsewhere: int = 0
+    picture: int = 0
+
+
+STORIES = {
+    "paper": Story(PAPER, made=False, side=1024, per_device=(4, 4, 4, 8), findings=(), measured=1000),
+    # Three findings of seven: at 96 pixels an opacity, a pneumonia and a consolidation look alike. CheXpercept covers a
+    # tenth of the studies, not a hundredth, so that there is enough of D_RL and D_eval. D_eval asks for every
+    # zone that a present finding is not in, so MIMIC-ILS's pairs must ask such questions too.
+    "mini": Story(
+        MINI,
+        made=True,
+        side=112,
+        per_device=(64, 64, 16, 32),
+        findings=("opacity", "effusion", "cardiomegaly"),
+        measured=1000,
+        studies=5000,
+        reviewed=0.06,
+        elsewhere=2,
+        picture=96,
+    ),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("story", choices=STORIES)
+    parser.add_argument("--out", type=Path, required=True, help="the run's own folder")
+    parser.add_argument("--data", type=Path, help="the folder under which the real sets lie (paper)")
+    parser.add_argument("--base", type=Path, help="MedGemma's folder (paper)")
+    parser.add_argument("--sam3", type=Path, help="SAM3's folder (paper)")
+    parser.add_argument("--config", type=Path, help="by default training/configs/paper.yaml or mini.yaml")
+    parser.add_argument(
+        "--launch", default="", help="put before every training, e.g. 'accelerate launch --config_file F'"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--studies", type=int, help="of the miniature")
+    parser.add_argument("--from", dest="start", metavar="STAGE", help="do this stage and all after it anew")
+    parser.add_argument("--only", action="append", metavar="STAGE", help="may be repeated")
+    parser.add_argument("--skip", action="append", default=[], metavar="STAGE", help="may be repeated")
+    parser.add_argument("--list", action="store_true", help="print the stages and their commands; run nothing")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    stages = stages_of(arguments)
+    names = [stage.name for stage in stages]
+    for name in (arguments.start, *(arguments.only or ()), *arguments.skip):
+        if name is not None and name not in names:
+            raise CallError(f"There is no stage {name!r}; the stages are {', '.join(names)}.")
+    if arguments.list:
+        for stage in stages:
+            print(f"{stage.name}: {stage.why}")
+            for command in stage.commands:
+                print(f"    {told(command)}")
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    grid = read_settings(arguments.config or STORIES[arguments.story].config).policies.grid
+    write_whole(arguments.out / POLICIES, (json.dumps({"grid": grid}) + "\n").encode())
+    state = State(arguments.out / STATE)
+    if arguments.start is not None:
+        for stage in stages[names.index(arguments.start) :]:
+            state.forget(stage)
+    for stage in stages:
+        if stage.name in arguments.skip or (arguments.only and stage.name not in arguments.only):
+            LOG.info("%s: left out", stage.name)
+        elif state.is_done(stage):
+            LOG.info("%s: done already", stage.name)
+        else:
+            _do(stage, state)
+    LOG.info("%s; not for clinical use", arguments.out)
+
+
+def _do(stage: Stage, state: State) -> None:
+    LOG.info("%s: %s", stage.name, stage.why)
+    started = time.monotonic()
+    for command in stage.commands:
+        print(f"$ {told(command)}", flush=True)
+        status = subprocess.run(command, check=False).returncode
+        if status:
+            raise EngineError(
+                f"The stage {stage.name!r} ended with status {status}; its own message stands above. "
+                "The same command goes on from here."
+            )
+    state.finish(stage, time.monotonic() - started)
+
+
+def told(command: Sequence[str]) -> str:
+    """A command as it is typed."""
+    return shlex.join("python" if word == sys.executable else word for word in command)
+
+
+class State:
+    """``state.json``: for each stage that is done, its commands and how long they took."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        except (OSError, ValueError) as problem:
+            raise CallError(f"{path} cannot be read ({problem}); remove it to begin anew.") from None
+
+    def is_done(self, stage: Stage) -> bool:
+        return stage.name in self._done
+
+    def finish(self, stage: Stage, seconds: float) -> None:
+        commands = [told(command) for command in stage.commands]
+        self._done[stage.name] = {"commands": commands, "seconds": round(seconds, 1)}
+        write_whole(self._path, (json.dumps(self._done, indent=1) + "\n").encode())
+
+    def forget(self, stage: Stage) -> None:
+        """The stage and what it made."""
+        self._done.pop(stage.name, None)
+        write_whole(self._path, (json.dumps(self._done, indent=1) + "\n").encode())
+        for name in stage.makes:
+            made = self._path.parent / name
+            if made.is_dir():
+                shutil.rmtree(made)
+            else:
+                made.unlink(missing_ok=True)
+
+
+# The story ---------------------------------------------------------------------------------------------------------
+
+
+def stages_of(arguments: argparse.Namespace) -> list[Stage]:
+    """All stages, in their order.
+
+    Raises:
+        CallError: the real sets or models are not named.
+    """
+    story, work = STORIES[arguments.story], arguments.out
+    given = {"--data": arguments.data, "--base": arguments.base, "--sam3": arguments.sam3}
+    for option, path in given.items():
+        if story.made == (path is not None):
+            raise CallError(f"The story {arguments.story!r} {'makes its own' if story.made else 'needs'} {option}.")
+    config = ("--config", str(arguments.config or story.config))
+    seed = ("--seed", str(arguments.seed))
+    data, base, sam3 = (work / "sets", work / "base", work / "segmenter-base") if story.made else given.values()
+    at = {name: str(work / name) for name in (
+        "splits", "instructions", "segmenter", "trajectories", "pi_init_sft", "pi_init", "pi_rev_sft", "pi_rev",
+        "d-eval", "bundles", "stored", "figures", "measured",
+    )}  # fmt: skip
+    sets = ("--data", str(data))
+    rows, clicks = ("--rows", at["instructions"]), ("--rows", at["trajectories"])
+    language = ("--base", str(base))
+    frozen = f"{at['bundles']}/segmenter"
+
+    def training(*words: str) -> tuple[str, ...]:
+        return (sys.executable, *TRAINING, *words)
+
+    def launched(*words: str) -> tuple[str, ...]:
+        return (*(shlex.split(arguments.launch) or (sys.executable,)), *TRAINING, *words, "--resume")
+
+    def policy(name: str, which: int, *words: str) -> tuple[str, ...]:
+        many = str(story.per_device[which])
+        return launched("train-policy", name, *sets, *words, *language, *config, *seed, "--per-device", many)
+
+    def bundle(name: str, *words: str) -> tuple[str, ...]:
+        findings = [word for finding in story.findings for word in ("--finding", finding)]
+        grid = ("--policies", str(work / POLICIES))
+        return (
+            sys.executable, *XFLOW, "bundles", "make", name, "--out", f"{at['bundles']}/{name}",
+            "--language", str(base), "--segmenter", at["segmenter"], "--side", str(story.side),
+            *grid, *findings, *words,
+        )  # fmt: skip
+
+    def evaluate(name: str, number: int) -> tuple[str, ...]:
+        return training(
+            "evaluate", "--set", f"{at['d-eval']}/set.jsonl", "--bundle", f"{at['bundles']}/{name}",
+            "--stages", str(number), "--out", f"{at['figures']}/{name}",
+            "--keep", f"{at['stored']}/{name}/chexpercept", "--resume",
+        )  # fmt: skip
+
+    def measure(role: str, name: str, *words: str) -> tuple[str, ...]:
+        out = ("--out", f"{at['measured']}/{name}.json", "--pictures", f"{at['measured']}/{name}.png")
+        adapter = ("--adapter", at[name], "--limit", str(story.measured))
+        return training("measure-policy", role, *sets, *words, *language, *adapter, *config, *out)
+
+    stages = []
+    if story.made:
+        findings = [word for finding in story.findings for word in ("--finding", finding)]
+        studies = ("--studies", str(arguments.studies or story.studies), "--reviewed", str(story.reviewed))
+        drawn = ("--side", str(story.picture), "--elsewhere", str(story.elsewhere))
+        stages += [
+            Stage("sets", "draw the miniature: every restricted set in its own layout, synthetic", (
+                training("miniature", *studies, *drawn, *findings, *seed, "--out", str(data)),
+            ), ("sets",)),
+            Stage("base", "make the untrained models: a Gemma3 and a SAM3 that a laptop can train", (
+                training("mini-base", "--out", str(base), *config, *seed),
+                training("tiny-segmenter", "--out", str(sam3), "--side", str(story.side), *seed),
+            ), ("base", "segmenter-base")),
+        ]  # fmt: skip
+    stages += [
+        Stage("check", "look for what is missing or broken in the sets", (training("check", *sets, *config),), ()),
+        Stage("splits", "D_SFT, D_RL and D_eval (4.2, A.1)", (
+            training("splits", *sets, "--out", at["splits"], *config),
+        ), ("splits",)),
+        Stage("instructions", "pi_init's examples (A.3)", (
+            training(
+                "instructions", *sets, "--splits", at["splits"], "--out", at["instructions"], "--evaluation", *config
+            ),
+        ), ("instructions",)),
+        Stage("segmenter", "fine-tune F_seg (4.3)", (
+            launched("train-segmenter", *sets, *rows, "--base", str(sam3), "--out", at["segmenter"], *config, *seed),
+            bundle("segmenter"),
+        ), ("segmenter", "bundles/segmenter")),
+        Stage("trajectories", "pi_rev's examples, by F_seg and an oracle that clicks (A.3)", (
+            training(
+                "trajectories", *sets, "--instructions", at["instructions"], "--out", at["trajectories"],
+                "--bundle", frozen, *config,
+            ),
+        ), ("trajectories",)),
+        Stage("init-sft", "pi_init by SFT (4.4)", (
+            policy("init-sft", 0, *rows, "--out", at["pi_init_sft"]),
+        ), ("pi_init_sft",)),
+        Stage("init-rl", "pi_init by RL (4.4)", (
+            policy("init-rl", 1, *rows, "--start", at["pi_init_sft"], "--out", at["pi_init"]),
+        ), ("pi_init",)),
+        Stage("rev-sft", "pi_rev by SFT, from pi_init's (4.4)", (
+            policy("rev-sft", 2, *clicks, "--start", at["pi_init_sft"], "--out", at["pi_rev_sft"]),
+        ), ("pi_rev_sft",)),
+        Stage("rev-rl", "pi_rev by RL, with F_seg in the loop (4.4)", (
+            policy("rev-rl", 3, *clicks, "--start", at["pi_rev_sft"], "--out", at["pi_rev"], "--bundle", frozen),
+        ), ("pi_rev",)),
+        Stage("bundles", "what the rows of Table 2 answer with", (
+            bundle("xflow-1-sft", "--init-adapter", at["pi_init_sft"]),
+            bundle("xflow-1-rl", "--init-adapter", at["pi_init"]),
+            bundle("xflow-2-sft", "--init-adapter", at["pi_init"], "--revision-adapter", at["pi_rev_sft"]),
+            bundle("xflow", "--init-adapter", at["pi_init"], "--revision-adapter", at["pi_rev"]),
+        ), tuple(f"bundles/{name}" for name in ("xflow-1-sft", "xflow-1-rl", "xflow-2-sft", "xflow"))),
+        Stage("measure", "each policy by itself: greedy, sampled, by finding, beside what is no policy", (
+            measure("init", "pi_init_sft", *rows),
+            measure("init", "pi_init", *rows),
+            measure("rev", "pi_rev_sft", *clicks, "--bundle", frozen),
+            measure("rev", "pi_rev", *clicks, "--bundle", frozen),
+        ), ("measured",)),
+        Stage("evaluation", "D_eval, answered by every row of Table 2 (5.2)", (
+            training("evaluation-set", *sets, "--splits", at["splits"], "--out", at["d-eval"], *config),
+            evaluate("xflow-1-sft", 1), evaluate("xflow-1-rl", 1), evaluate("xflow-2-sft", 2), evaluate("xflow", 2),
+            training(
+                "tables", "--set", f"chexpercept={at['d-eval']}/set.jsonl", "--predictions", at["stored"],
+                "--compare", "xflow", "--out", f"{at['figures']}/tables",
+            ),
+        ), ("d-eval", "stored", "figures")),
+    ]  # fmt: skip
+    return stages
