@@ -124,11 +124,14 @@ def test_every_radiograph_stands_once_with_every_component_that_is_asked_for(set
         assert len(held) == len(examples[number].components)
 
 
-def test_a_large_radiograph_is_reduced_to_the_pictures_side(sets: Sets) -> None:
+def test_a_large_radiograph_is_reduced_for_the_oracle(sets: Sets, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = sets.examples(1)
-    small = Examples(examples.marked, sets.sources, RECIPE, 56)[0]
-    assert small.picture.shape == (56, 56)
-    assert {max(component.mask.shape) for component in small.components} == {56}
+    height, width = examples.read(0).radiograph.size
+    assert {component.mask.shape for component in examples[0].components} == {(height, width)}
+    monkeypatch.setattr("training.segmenter.examples.FRAME", 48)
+    small = examples[0]
+    assert small.picture.shape == (SIDE, SIDE)
+    assert {max(component.mask.shape) for component in small.components} == {48}
 
 
 def test_rows_that_are_not_there_or_have_no_mask_are_refused(sets: Sets, tmp_path: Path) -> None:
