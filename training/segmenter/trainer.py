@@ -192,8 +192,8 @@ class SegmenterTrainer(Trainer):  # type: ignore[misc]
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
-        # Before the optimizer's step, so that no checkpoint ever holds its weights.
-        if not math.isfinite(float(norm)):
+        # Before the optimizer's step, so that no checkpoint ever holds its weights. DeepSpeed tells the norm later.
+        if norm is not None and not math.isfinite(float(norm)):
             raise _lost("gradient's norm", float(norm), self.state.global_step, self.args.output_dir)
         return norm
 

@@ -334,21 +334,14 @@ def test_it_leaves_a_segmenter_that_makes_a_bundle_that_runs(
         bundle = make_bundle(tmp_path / "bundle", "tiny", parts)
     assert set(bundle.bases["segmenter"].files) == {"config.json", "model.safetensors", "training.json"}
     image = sets.sources.images / sets.examples(1).marked[0].image
-    words = [
-        "segment",
-        str(image),
-        "-i",
-        "Segment the edema",
-        "-o",
-        str(tmp_path / "out"),
-        "--bundle",
-        str(bundle.folder),
-    ]
+    words = ["segment", image, "--survey", "-o", tmp_path / "out", "--bundle", bundle.folder]
     with pytest.raises(SystemExit) as ended:
-        xflow(words)
+        xflow([str(word) for word in words])
     assert not ended.value.code, capsys.readouterr().err
-    trace = read_trace(next((tmp_path / "out").glob("*/edema/trace.json")))
-    assert any(step.kind == "mask" for step in trace.steps)
+    traces = [read_trace(path) for path in (tmp_path / "out").glob("*/*/trace.json")]
+    assert len(traces) == 7
+    assert any(step.kind == "mask" for trace in traces for step in trace.steps)
+    assert {trace.bundle.sha256 for trace in traces} == {bundle.sha256}
 
 
 def test_it_says_what_it_was_made_with_and_how_it_did(trained: Path) -> None:
