@@ -97,18 +97,6 @@ def revise(
     Raises:
         EngineError: the segmenter failed.
     """
-    made = clicked(segmenter, image, truth, settings, rng)
-    return None if made.clicks and made.ious[-1] <= made.ious[0] else made
-
-
-def clicked(
-    segmenter: PromptableSegmenter,
-    image: EncodedRadiograph,
-    truth: np.ndarray,
-    settings: RevisionSettings,
-    rng: np.random.Generator,
-) -> Trajectory:
-    """As :func:`revise`, whatever the clicks lead to."""
     box, current = start(segmenter, image, truth, settings.jitter, rng)
     masks: list[np.ndarray] = [current.mask]
     clicks: list[Click] = []
@@ -120,4 +108,7 @@ def clicked(
         previous: Prediction = current
         (current,) = segmenter.segment(image, [Prompt(box, tuple(clicks), previous)])
         masks.append(current.mask)
-    return Trajectory(box, tuple(masks), tuple(clicks), tuple(mask_iou(mask, truth) for mask in masks))
+    ious = tuple(mask_iou(mask, truth) for mask in masks)
+    if clicks and ious[-1] <= ious[0]:
+        return None
+    return Trajectory(box, tuple(masks), tuple(clicks), ious)
