@@ -55,7 +55,7 @@ class Story:
     """What the two stories differ in.
 
     made: nothing is given, all is made: sets, base, segmenter. per_device: for pi_init's and pi_rev's SFT and RL.
-    measured: rows of D_eval on which each policy's own figures are measured.
+    measured: rows of D_eval on which each policy's own figures are measured. radiographs: that F_seg takes at once.
     """
 
     config: Path
@@ -64,6 +64,7 @@ class Story:
     per_device: tuple[int, int, int, int]
     findings: tuple[str, ...]
     measured: int
+    radiographs: int = 1
     studies: int = 0
     reviewed: float = 0.0
     elsewhere: int = 0
@@ -82,6 +83,7 @@ STORIES = {
         per_device=(64, 64, 16, 32),
         findings=("opacity", "effusion", "cardiomegaly"),
         measured=1000,
+        radiographs=8,
         studies=5000,
         reviewed=0.06,
         elsewhere=2,
@@ -268,7 +270,10 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
             ),
         ), ("instructions",)),
         Stage("segmenter", "fine-tune F_seg (4.3)", (
-            launched("train-segmenter", *sets, *rows, "--base", str(sam3), "--out", at["segmenter"], *config, *seed),
+            launched(
+                "train-segmenter", *sets, *rows, "--base", str(sam3), "--out", at["segmenter"], *config, *seed,
+                "--per-device", str(story.radiographs),
+            ),
             bundle("segmenter"),
         ), ("segmenter", "bundles/segmenter")),
         Stage("trajectories", "pi_rev's examples, by F_seg and an oracle that clicks (A.3)", (

@@ -122,22 +122,6 @@ def revise(
 ) -> list[Trajectory | None]:
     """The trajectories of true components on one radiograph; None for one that clicked without improving its mask.
 
-    Raises:
-        EngineError: the segmenter failed.
-    """
-    made = clicked(segmenter, image, truths, settings, rngs)
-    return [None if one.clicks and one.ious[-1] <= one.ious[0] else one for one in made]
-
-
-def clicked(
-    segmenter: PromptableSegmenter,
-    image: EncodedRadiograph,
-    truths: Sequence[np.ndarray],
-    settings: RevisionSettings,
-    rngs: Sequence[np.random.Generator],
-) -> list[Trajectory]:
-    """As :func:`revise`, whatever the clicks lead to.
-
     The segmenter is asked once for all boxes, and once a turn for all that are not finished.
 
     Args:
@@ -162,10 +146,12 @@ def clicked(
         for number, prediction in zip(asked, _segment(segmenter, image, prompts), strict=True):
             current[number] = prediction
             masks[number].append(prediction.mask)
-    return [
-        Trajectory(box, tuple(held), tuple(given), tuple(mask_iou(mask, truth) for mask in held))
-        for (box, _), truth, held, given in zip(begun, truths, masks, clicks, strict=True)
-    ]
+    made: list[Trajectory | None] = []
+    for (box, _), truth, held, clicked in zip(begun, truths, masks, clicks, strict=True):
+        ious = tuple(mask_iou(mask, truth) for mask in held)
+        useless = bool(clicked) and ious[-1] <= ious[0]
+        made.append(None if useless else Trajectory(box, tuple(held), tuple(clicked), ious))
+    return made
 
 
 def _segment(segmenter: PromptableSegmenter, image: EncodedRadiograph, prompts: Sequence[Prompt]) -> list[Prediction]:

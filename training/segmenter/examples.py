@@ -31,6 +31,10 @@ from xflow_core.radiograph.reading import read_radiograph
 from xflow_core.radiograph.recipes import check_recipe, recipe_grey
 from xflow_core.radiograph.square import to_square
 
+FRAME = 512
+"""Masks and clicks are made on a radiograph of at most this many pixels: the decoder's masks are coarser still, and the
+oracle's time would count at full size."""
+
 _COLUMNS = ["image", "finding", "present", "regions", "lungs", "mask"]
 
 
@@ -68,7 +72,7 @@ class Example:
     """One radiograph as it is trained on.
 
     number: its place among the examples. picture: float32 ``[S, S]`` in [0, 1], what the encoder gets. components:
-    masks bool ``[H, W]`` in the radiograph's frame, reduced to the picture's side where it is larger.
+    masks bool ``[H, W]`` in the radiograph's frame, reduced to :data:`FRAME` pixels where it is larger.
     """
 
     number: int
@@ -156,7 +160,7 @@ class Examples(Dataset[Example]):
         marked = self.marked[number]
         image = self.read(number)
         height, width = image.radiograph.size
-        shrink = min(1.0, self._side / max(height, width))
+        shrink = min(1.0, FRAME / max(height, width))
         size = (max(round(height * shrink), 1), max(round(width * shrink), 1))
         # The same two calls as Sam3Segmenter's.
         picture = to_square(recipe_grey(image, self._recipe), self._side)

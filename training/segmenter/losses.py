@@ -26,7 +26,9 @@ class Losses:
     ious: Tensor
 
 
-def mask_losses(logits: Tensor, predicted_ious: Tensor, truth: Tensor, weights: MaskLoss) -> Losses:
+def mask_losses(
+    logits: Tensor, predicted_ious: Tensor, truth: Tensor, weights: MaskLoss, step: int | None = None
+) -> Losses:
     """The loss of each prompt.
 
     The hypothesis with the lowest focal and dice loss, as weighted, is supervised, the others are not: their masks may
@@ -35,6 +37,7 @@ def mask_losses(logits: Tensor, predicted_ious: Tensor, truth: Tensor, weights: 
 
     Args:
         logits: ``[N, M, S, S]``. predicted_ious: ``[N, M]``. truth: bool ``[N, S, S]``.
+        step: the optimizer's; None for one at which the IoU head learns.
     """
     true = truth[:, None].to(logits.dtype).expand_as(logits)
     seen = logits.sigmoid()
@@ -52,5 +55,7 @@ def mask_losses(logits: Tensor, predicted_ious: Tensor, truth: Tensor, weights: 
     best = (weights.focal * focal + weights.dice * dice).argmin(-1)
     chosen = torch.arange(len(best), device=best.device), best
     iou = wrong.mean(-1) if weights.all_ious else wrong[chosen]
-    total = weights.focal * focal[chosen] + weights.dice * dice[chosen] + weights.iou * iou
+    total = weights.focal * focal[chosen] + weights.dice * dice[chosen]
+    if step is None or step >= weights.iou_from:
+        total = total + weights.iou * iou
     return Losses(focal[chosen], dice[chosen], iou, total, best, ious)

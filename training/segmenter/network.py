@@ -108,7 +108,7 @@ class PromptedTracker(nn.Module):
         for turn in range(self._revision.clicks + 1):
             if not asked:
                 break
-            masks = self._turn(maps, asked, turn)
+            masks = self._turn(maps, asked, turn, step)
             if turn < self._revision.clicks:
                 begun = time.perf_counter()
                 asked = self._clicked(asked, masks)
@@ -141,7 +141,7 @@ class PromptedTracker(nn.Module):
                 asked.append(Asked(image, truth, square, prompt, rng, []))
         return asked
 
-    def _turn(self, maps: list[Tensor], asked: Sequence[Asked], turn: int) -> list[np.ndarray]:
+    def _turn(self, maps: list[Tensor], asked: Sequence[Asked], turn: int, step: int) -> list[np.ndarray]:
         """The masks that answer, bool ``[H, W]`` each; their losses are added."""
         masks: dict[int, np.ndarray] = {}
         for places in alike([each.prompt for each in asked]):
@@ -151,7 +151,7 @@ class PromptedTracker(nn.Module):
                 seen = F.interpolate(logits, size=truth.shape[-2:], mode="bilinear", align_corners=False)
             else:
                 seen = logits
-            losses = mask_losses(seen, predicted, truth, self._settings.loss)
+            losses = mask_losses(seen, predicted, truth, self._settings.loss, step)
             best = predicted.argmax(-1)
             for row, k in enumerate(places):
                 asked[k].losses.append(losses.total[row])

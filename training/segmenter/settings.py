@@ -14,6 +14,8 @@ class MaskLoss:
     """``focal * L_focal + dice * L_dice + iou * L_IoU``.
 
     alpha, gamma: of the focal loss. all_ious: the IoU head learns on all hypotheses; else on the supervised one alone.
+    iou_from: the step from which the IoU head learns; an untrained network's masks are all wrong at first, and a head
+    that learns that they are ends where its sigmoid has no slope. 0 for a network that knows.
     at: the picture's resolution, or the decoder's own, a quarter of a patch, which costs a fraction of the time.
     """
 
@@ -23,6 +25,7 @@ class MaskLoss:
     alpha: float
     gamma: float
     all_ious: bool
+    iou_from: int
     at: Literal["picture", "decoder"]
 
 

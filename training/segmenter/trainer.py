@@ -13,33 +13,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
-from training.curation.oracle import Trajectory, clicked
 from training.curation.paper import RevisionSettings
-from training.curation.pictures import trajectory_sheet
-from training.curation.sources.problems import Problems
 from training.policies.guards import StopWhenLost, memory_told
 from training.policies.settings import accumulation
-from training.segmenter.examples import Component, Examples, collated, components_on
+from training.segmenter.checks import Checks, sheet
+from training.segmenter.examples import Examples, collated
 from training.segmenter.network import PromptedTracker, averages, parameter_groups
 from training.segmenter.settings import SegmenterTraining
 from xflow_core import NOT_FOR_CLINICAL_USE
-from xflow_core.domain import rle
 from xflow_core.domain.errors import CallError, EngineError
 from xflow_core.export.files import write_whole
-from xflow_core.segmenters.sam3 import Sam3Segmenter
 
 LOG = logging.getLogger(__name__)
 
 REPORT = "training.json"
 """Written last: a folder that holds it holds a finished training."""
-
-_PICTURED = 6  # trajectories in a picture for TensorBoard
 
 
 @dataclass(frozen=True)
@@ -200,8 +192,8 @@ class SegmenterTrainer(Trainer):  # type: ignore[misc]
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
-        # Before the optimizer's step, so that no checkpoint ever holds its weights.
-        if not math.isfinite(float(norm)):
+        # Before the optimizer's step, so that no checkpoint ever holds its weights. DeepSpeed tells the norm later.
+        if norm is not None and not math.isfinite(float(norm)):
             raise _lost("gradient's norm", float(norm), self.state.global_step, self.args.output_dir)
         return norm
 
@@ -224,7 +216,9 @@ class SegmenterTrainer(Trainer):  # type: ignore[misc]
         begun = time.perf_counter()
         if self._checks is None:
             return {}
-        found = self._checks.run(self.network.tracker)
+        tracker = self.network.tracker
+        found = self._checks.run(tracker.eval())
+        tracker.train()
         figures = {f"eval_iou/{turn}": float(value) for turn, value in enumerate(found)}
         self._since += time.perf_counter() - begun  # not the training's
         self.log(figures)
@@ -239,64 +233,6 @@ def _lost(what: str, value: float, step: int, out: str) -> EngineError:
     )
 
 
-class Checks:
-    """Components of the validation split, asked for as :mod:`training.curation.oracle` does, at every save."""
-
-    def __init__(self, examples: Examples, revision: RevisionSettings, recipe: str, count: int, seed: int) -> None:
-        self._examples, self._revision, self._recipe = examples, revision, recipe
-        self._count, self._seed = count, seed
-        self.shown: list[dict[str, Any]] = []
-        """The first trajectories of the last run, as rows of ``training trajectories``."""
-
-    @property
-    def sources(self) -> Any:
-        return self._examples.sources
-
-    def run(self, tracker: Any) -> np.ndarray:
-        """The mean IoU after the box and after each click, ``[1 + clicks]``."""
-        was_training = tracker.training
-        tracker.eval()
-        try:
-            found = list(self._trajectories(Sam3Segmenter(tracker, self._recipe)))
-        finally:
-            tracker.train(was_training)
-        ious = np.array([padded(made.ious, self._revision.clicks + 1) for _, made, _ in found])
-        self.shown = [_row(*each) for each in found[:_PICTURED]]
-        return ious.mean(0) if len(ious) else np.zeros(0)
-
-    def _trajectories(self, segmenter: Sam3Segmenter) -> Iterator[tuple[str, Trajectory, Component]]:
-        done = 0
-        for number, marked in enumerate(self._examples.marked):
-            if done >= self._count:
-                return
-            image = self._examples.read(number)
-            there = components_on(marked, image.radiograph.size, self._examples.sources, Problems())
-            asked = there[: self._count - done]
-            rngs = [np.random.default_rng((self._seed, number, place)) for place in range(len(asked))]
-            made = clicked(segmenter, image, [component.mask for component in asked], self._revision, rngs)
-            for trajectory, component in zip(made, asked, strict=True):
-                yield marked.image, trajectory, component
-            done += len(there)
-
-
-def padded(values: Sequence[float], length: int) -> list[float]:
-    """With the last value repeated: where no click is left to make, the mask stays."""
-    return [*values, *[values[-1]] * (length - len(values))]
-
-
-def _row(image: str, made: Trajectory, component: Component) -> dict[str, Any]:
-    return {
-        "image": image,
-        "instruction": ", ".join(component.findings),
-        "size": component.mask.shape,
-        "truth": rle.encode(component.mask),
-        "box": made.box.to_json(),
-        "masks": [rle.encode(mask) for mask in made.masks],
-        "clicks": [{"polarity": click.polarity, "point": click.point.to_json()} for click in made.clicks],
-        "ious": list(made.ious),
-    }
-
-
 class PicturesToTensorBoard(TensorBoardCallback):  # type: ignore[misc]
     """Scalars as the Trainer logs them, and after each check some trajectories: box, masks, truth and clicks."""
 
@@ -307,8 +243,7 @@ class PicturesToTensorBoard(TensorBoardCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._checks is None or self.tb_writer is None or not self._checks.shown:
             return
-        png = np.frombuffer(trajectory_sheet(self._checks.shown, (), self._checks.sources, _PICTURED), np.uint8)
-        picture = cv2.cvtColor(cv2.imdecode(png, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+        picture = sheet(self._checks.shown, self._checks.turns)
         self.tb_writer.add_image("trajectories", picture, state.global_step, dataformats="HWC")
 
 

@@ -74,6 +74,14 @@ def test_the_iou_head_learns_on_all_hypotheses_or_on_that_one(weights: MaskLoss,
     assert told == ([[True] * 3] * 2 if all_ious else alone)
 
 
+def test_the_iou_head_learns_from_the_step_that_is_said(weights: MaskLoss) -> None:
+    logits, predicted, truth = drawn(3)
+    late = replace(weights, iou_from=10)
+    before, after = (mask_losses(logits, predicted, truth, late, step) for step in (9, 10))
+    assert torch.allclose(after.total - before.total, before.iou)
+    assert torch.equal(after.total, mask_losses(logits, predicted, truth, weights, 9).total)
+
+
 def test_a_right_mask_with_a_right_iou_costs_nothing(weights: MaskLoss) -> None:
     _, _, truth = drawn()
     logits = torch.where(truth, 30.0, -30.0)[:, None].expand(-1, 3, -1, -1)
