@@ -240,12 +240,21 @@ def test_a_step_is_one_program_to_the_compiler(adapted: MedGemma):
             torch.testing.assert_close(logits[conversation.lane.number], talk.whole(symbols), **EXACT)
 
 
-def test_where_recording_fails_it_is_said_once_and_the_answers_are_the_same(
-    loaded: MedGemma, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    def fails(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+def refused(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
+
+def wrong(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return lambda: compute().roll(1)
+
+
+@pytest.mark.parametrize("fails", [refused, wrong])
+def test_where_recording_fails_it_is_said_once_and_the_answers_are_the_same(
+    loaded: MedGemma,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fails: Callable[[Callable[[], Tensor]], Callable[[], Tensor]],
+):
     for way in (CAPTURED, COMPILED):
         monkeypatch.setitem(RECORDERS, way, fails)
     gemma = MedGemma(loaded.gemma, loaded.processor, decoding=COMPILED)
