@@ -56,7 +56,11 @@ def run(arguments: argparse.Namespace) -> None:
     levels = Counter((row["level"], "negative" if row["mask"] is None else "positive") for row in rows)
     lines = ["D_eval as an evaluation set (B.1)", "Not for clinical use.", ""]
     lines += [f"{count:,} x {name}" for name, count in counts.items()]
-    lines += ["", *(f"{level}: {levels[level, 'positive']:,} / {levels[level, 'negative']:,}" for level in LEVELS)]
+    lines += [
+        "",
+        "Positive / negative rows by level:",
+        *(f"    {level}: {levels[level, 'positive']:,} / {levels[level, 'negative']:,}" for level in LEVELS),
+    ]
     write_whole(out / "report.txt", ("\n".join([*lines, "", *problems.lines()]) + "\n").encode())
     write_whole(out / "examples.png", evaluation_sheet(various(rows), out))
     LOG.info("%s, in %s; not for clinical use", dict(counts), out / "set.jsonl")

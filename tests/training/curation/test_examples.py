@@ -312,6 +312,7 @@ def test_trajectories_are_made_component_by_component(instructions: Path, revise
         ious = [mask_iou(rle.decode(mask, size), truth) for mask in row["masks"]]
         assert ious == pytest.approx(row["ious"], abs=1e-6) and len(row["clicks"]) + 1 == len(ious) <= 5
         assert not row["clicks"] or ious[-1] > ious[0]
+    assert max(len(row["clicks"]) for row in made) == 4
     starts = rows_of(revised.folder, "rl")
     assert starts and all(len(row["masks"]) == 1 and not row["clicks"] for row in starts)
     per_component = Counter(row["id"].rsplit("_", 1)[0] for row in starts)
