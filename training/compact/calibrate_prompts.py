@@ -39,7 +39,7 @@ from xflow_core.segmenters.weights import join_members
 
 LOG = logging.getLogger(__name__)
 
-GAINS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05)
+GAINS = (0.005, 0.01, 0.02, 0.04)
 TRUSTS = (0.0, 0.5, 1.0)
 SHARES = (0.0, 0.25, 0.5, 0.75)
 HARMED = 0.1
