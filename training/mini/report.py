@@ -147,7 +147,7 @@ def _reward(measured: Mapping[str, Measured]) -> tuple[str, bool]:
 
 def _greedy_f1(measured: Mapping[str, Measured]) -> tuple[str, bool]:
     before, after = (_number(measured[name], "greedy/all/f1") for name in ("pi_init_sft", "pi_init"))
-    return f"{before:.3f} to {after:.3f}", after >= before - 0.02
+    return f"{before:.3f} to {after:.3f}", after >= before - 0.02 and after > 0
 
 
 def _recalls(measured: Mapping[str, Measured]) -> tuple[str, bool]:
@@ -155,7 +155,7 @@ def _recalls(measured: Mapping[str, Measured]) -> tuple[str, bool]:
     for finding in _findings(measured["pi_init"]):
         before, after = (_number(measured[name], f"greedy/{finding}/recall") for name in ("pi_init_sft", "pi_init"))
         told.append(f"{finding} {before:.2f} to {after:.2f}")
-        holds = holds and after >= 0.8 * before
+        holds = holds and after >= 0.8 * before and after > 0
     return ", ".join(told), holds
 
 
@@ -168,9 +168,14 @@ def _gain(measured: Mapping[str, Measured]) -> tuple[str, bool]:
 def _above(other: str) -> Callable[[Mapping[str, Measured]], tuple[str, bool]]:
     def figure(measured: Mapping[str, Measured]) -> tuple[str, bool]:
         gain, beside = (_number(measured["pi_rev_sft"], f"{how}/all/gain") for how in ("greedy", other))
-        return f"{gain:+.4f}, {beside:+.4f}", gain > beside
+        return f"{gain:+.4f}, {beside:+.4f}", gain > beside and _clicks(measured["pi_rev_sft"]) > 0
 
     return figure
+
+
+def _clicks(measured: Measured) -> int:
+    """Cases in which a click was made."""
+    return int(measured["greedy"]["all"]["clicked"]["n"])
 
 
 def _gain_up(measured: Mapping[str, Measured]) -> tuple[str, bool]:
@@ -181,14 +186,15 @@ def _gain_up(measured: Mapping[str, Measured]) -> tuple[str, bool]:
 def _worsened(path: str) -> Callable[[Mapping[str, Measured]], tuple[str, bool]]:
     def figure(measured: Mapping[str, Measured]) -> tuple[str, bool]:
         before, after = (_number(measured[name], f"greedy/all/{path}") for name in ("pi_rev_sft", "pi_rev"))
-        return f"{before:.3f} to {after:.3f}", after <= before / 2
+        # Who never clicks worsens nothing.
+        return f"{before:.3f} to {after:.3f}", after <= before / 2 and _clicks(measured["pi_rev"]) > 0
 
     return figure
 
 
 def _clicked(measured: Mapping[str, Measured]) -> tuple[str, bool]:
     before, after = (_number(measured[name], "greedy/all/clicked/gain") for name in ("pi_rev_sft", "pi_rev"))
-    count = measured["pi_rev"]["greedy"]["all"]["clicked"]["n"]
+    count = _clicks(measured["pi_rev"])
     return f"{before:+.4f} to {after:+.4f} (n = {count})", count > 0 and after > before
 
 
@@ -215,6 +221,7 @@ CLAIMS = (
     Claim("pi_rev, RL", "greedy gain up by 0.015", _gain_up),
     Claim("pi_rev, RL", "share worsened at least halved", _worsened("worsened")),
     Claim("pi_rev, RL", "among clicked cases, gain up", _clicked),
+    Claim("pi_rev, RL", "among clicked cases, share worsened at least halved", _worsened("clicked/worsened")),
 )
 
 

@@ -94,6 +94,12 @@ def test_every_claim_is_there_with_its_figure_and_whether_it_holds(tmp_path: Pat
         ("pi_init", {"greedy": {"all": {"f1": 0.8}}}, "greedy F1 not down"),
         ("pi_rev_sft", {"greedy": {"all": {"gain": [0.007, 0.004]}}}, "two standard errors"),
         ("pi_rev_sft", {"random_click": {"all": {"gain": [0.03, 0.004]}}}, "above a random click"),
+        (
+            "pi_rev",
+            {"greedy": {"all": {"worsened": 0.0, "clicked": {"n": 0, "gain": None, "worsened": None}}}},
+            "share worsened",
+        ),
+        ("pi_init", {"greedy": {"opacity": {"recall": 0.0}}}, "recall falls"),
         ("pi_rev", {"greedy": {"all": {"clicked": {"n": 0, "gain": None, "worsened": None}}}}, "among clicked cases"),
         ("pi_rev", {"greedy": {"all": {"worsened": 0.11}}}, "at least halved"),
     ],

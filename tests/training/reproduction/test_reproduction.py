@@ -112,7 +112,7 @@ def test_the_trained_policy_reads_its_answers_off_the_picture(sets: Path, tmp_pa
     greedy, shuffled = found["greedy"]["all"], found["shuffled"]["all"]
     assert greedy["format"][0] >= 0.95 and greedy["lung_iou"][0] >= 0.8
     assert greedy["lung_iou"][0] - shuffled["lung_iou"][0] > 0.05
-    assert greedy["f1"] - shuffled["f1"] > 0.2
+    assert greedy["f1"] - shuffled["f1"] > 0.1 and greedy["box_iou"][0] > 1.5 * shuffled["box_iou"][0]
 
 
 def test_grpo_raises_pi_inits_reward(sets: Path, tmp_path: Path) -> None:
@@ -121,11 +121,11 @@ def test_grpo_raises_pi_inits_reward(sets: Path, tmp_path: Path) -> None:
     model, gemma, tokens, radiographs = parts(base, sets, adapter, LORA, tower=False)
     rows = teachable(rows_of(sets / "rows", RL))
     # A few questions again and again: what they pay must rise soon.
-    asked = _spread([dict(row) for row in rows if row["present"]], 4)
-    episodes = InitEpisodes(radiographs, tokens, answer_tokens=120)
-    settings = replace(POLICIES.init_rl, batch=32, rate=1e-3, warmup=0)
-    run = RunSettings(tmp_path / "out", per_device=32, steps=16, log_every=1)
-    trainer = grpo_trainer(model, gemma, tokens, episodes, Dataset.from_list(asked * 16), settings, run)
+    asked = [row for present in (True, False) for row in _spread([dict(r) for r in rows if r["present"] == present], 2)]
+    episodes = InitEpisodes(radiographs, tokens, answer_tokens=80)
+    settings = replace(POLICIES.init_rl, batch=32, rate=4e-4, warmup=0)
+    run = RunSettings(tmp_path / "out", per_device=32, steps=24, log_every=1)
+    trainer = grpo_trainer(model, gemma, tokens, episodes, Dataset.from_list(asked * 24), settings, run)
     train_grpo(trainer, run)
     fell([-reward for reward in logged(trainer, "reward")])
 
@@ -203,7 +203,7 @@ def test_grpo_raises_pi_revs_gain_with_the_segmenter_in_the_loop(
     adapter = write_new_adapter(tmp_path / "adapter", base)
     model, gemma, tokens, radiographs = parts(base, sets, adapter, LORA, tower=False)
     episodes = RevisionEpisodes(radiographs, tokens, Painter(), answer_tokens=16)
-    settings = replace(POLICIES.rev_rl, batch=32, rate=1e-3, warmup=0)
+    settings = replace(POLICIES.rev_rl, batch=32, rate=4e-4, warmup=0)
     run = RunSettings(tmp_path / "out", per_device=32, steps=14, log_every=1)
     asked = _spread(trajectories, 4)
     trainer = grpo_trainer(model, gemma, tokens, episodes, Dataset.from_list(asked * 14), settings, run)
