@@ -205,8 +205,9 @@ def _prompts(prompts: dict[str, Any]) -> list[str]:
         "",
         *table(["finding", "n", "box", "1 click", "2 clicks", "3 clicks", "4 clicks"], rows),
         f"Own revision on its own masks: mean gain {whole['own_gain']['mean']:+.3f}, "
-        f"{whole['own_improved']['mean']:.0%} improved, {whole['own_worsened']['mean']:.0%} worsened (a second pass "
-        f"without a click {whole['own_gain_second_pass']['mean']:+.3f}); from boxes jittered by 30 %, as rough as a "
+        f"{whole['own_improved']['mean']:.0%} improved, {whole['own_worsened']['mean']:.0%} worsened, with "
+        f"{whole['own_clicks']['mean']:.2f} clicks a mask (a second pass without a click "
+        f"{whole['own_gain_second_pass']['mean']:+.3f}); from boxes jittered by 30 %, as rough as a "
         f"model's, {whole['rough_gain']['mean']:+.3f}, {whole['rough_improved']['mean']:.0%} and "
         f"{whole['rough_worsened']['mean']:.0%} (second pass {whole['rough_gain_second_pass']['mean']:+.3f}); on "
         f"foreign masks (a threshold in the box, the own mask halved or grown; IoU "
