@@ -1,4 +1,4 @@
-"""The compact backend: three small networks on a CPU (or a GPU), no download.
+"""The compact backend: small networks on a CPU (or a GPU), no download.
 
 ``settings`` of its manifest: ``survey`` (calibration, box rules, guard limits of the first stage), ``quality`` (the
 line from the segmenter's estimate to the IoU it stands for) and ``revision`` (when a click is worth making)."""
