@@ -80,7 +80,7 @@ def test_a_stopped_evaluation_goes_on_and_a_batch_answers_the_same(rows: Path, t
 
     page = (out / "report.html").read_text()
     assert "Not for clinical use." in page
-    assert "Segment the opacity in the right lung." in page
+    assert page.count("Segment the opacity") >= 1, "one of the two questions about the same lesion"
     assert "http" not in page.replace("http-equiv", "")
     assert str(rows.parent) not in page
     assert page.count("data:image/png") == 2, "overlap and reliability"

@@ -233,9 +233,9 @@ def _prompts(prompts: dict[str, Any]) -> list[str]:
         "",
         *table(["finding", "boxes", "box", "1 click", "2 clicks", "3 clicks", "4 clicks"], rows),
         f"Own revision on its own masks: mean gain {of('own_gain')}, {share('own_improved')} improved, "
-        f"{share('own_worsened')} worsened, with {of('own_clicks')} clicks a mask (a second pass without a click "
-        f"{of('own_gain_second_pass')}); from boxes "
-        f"jittered by 30 %, as rough as a model's, {of('rough_gain')}, {share('rough_improved')} and "
+        f"{share('own_worsened')} worsened, with {cut(whole['own_clicks']['mean'], 2)} clicks a mask (a second pass "
+        f"without a click {of('own_gain_second_pass')}); from boxes jittered by 30 %, as rough as a model's, "
+        f"{of('rough_gain')}, {share('rough_improved')} and "
         f"{share('rough_worsened')} (second pass {of('rough_gain_second_pass')}); on foreign masks (a threshold in the "
         f"box, the own mask halved or grown; IoU {of('foreign_before')}) {of('foreign_gain')}, where a second pass "
         f"without a click gives {of('foreign_gain_second_pass')} and as many random clicks "
