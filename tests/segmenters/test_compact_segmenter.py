@@ -128,6 +128,23 @@ def test_the_picture_is_prepared_once(segmenter: CompactSegmenter, rg1: Path) ->
     assert encoded_grey(image) is grey
 
 
+def test_what_was_answered_without_a_mask_is_not_computed_again_for_a_revision(
+    segmenter: CompactSegmenter, rg1: Path
+) -> None:
+    image = EncodedRadiograph(read_radiograph(rg1))
+    passes: list[int] = []
+    hook = segmenter._net.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        ((_, fresh, _),) = segmenter.probabilities(image, [Prompt(BOX)])
+        first = Prediction(BOX.mask(image.radiograph.size))
+        assert np.array_equal(segmenter.unaided(image, Prompt(BOX, (), first)), fresh)
+        assert len(passes) == 1
+        segmenter.unaided(image, Prompt(BOX, (clicked("positive", 0.3, 0.6),), first))
+        assert len(passes) == 2
+    finally:
+        hook.remove()
+
+
 def test_the_mask_before_may_come_from_a_trace(segmenter: CompactSegmenter, image: EncodedRadiograph) -> None:
     (first,) = segmenter.segment(image, [Prompt(BOX)])
     clicks = (clicked("positive", 0.25, 0.7),)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +25,31 @@ from .weights import fill, members_in, read_weights
 _PICTURE = 512  # Longer side of the picture that regions are cut from.
 
 
-def encoded_grey(image: EncodedRadiograph) -> Tensor:
-    """The engine's grey, its longer side 512 pixels, made once per image: float32 ``[1, 1, h, w]`` in [0, 1]."""
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """What is kept with an image: its grey, and the answers without a mask before them, which a revision asks for."""
 
-    def compute(radiograph: Radiograph) -> Tensor:
+    grey: Tensor
+    unaided: dict[Any, np.ndarray] = field(default_factory=dict)
+
+
+def _held(image: EncodedRadiograph) -> _Held:
+    def compute(radiograph: Radiograph) -> _Held:
         grey = engine_grey(radiograph)
         height, width = grey.shape
         scale = _PICTURE / max(height, width)
         size = (max(round(width * scale), 1), max(round(height * scale), 1))
         # Pillow's triangle filter averages over what it merges, so that fine detail does not alias.
         picture = np.array(Image.fromarray(grey).resize(size, Image.Resampling.BILINEAR))
-        return torch.from_numpy(np.clip(picture, 0, 1))[None, None]
+        return _Held(torch.from_numpy(np.clip(picture, 0, 1))[None, None])
 
-    grey: Tensor = image.feature("compact.grey", compute)
-    return grey
+    held: _Held = image.feature("compact.grey", compute)
+    return held
+
+
+def encoded_grey(image: EncodedRadiograph) -> Tensor:
+    """The engine's grey, its longer side 512 pixels, made once per image: float32 ``[1, 1, h, w]`` in [0, 1]."""
+    return _held(image).grey
 
 
 def prompt_inputs(image: EncodedRadiograph, prompts: Sequence[Prompt]) -> tuple[list[Region], Tensor, Tensor]:
@@ -109,6 +122,8 @@ class CompactSegmenter:
         for prompt in prompts:
             (region,), grey, channels = prompt_inputs(image, [prompt])
             probability, score = self._answer(grey, channels)
+            if prompt.previous is None:
+                _held(image).unaided[self, region, prompt.box, tuple(prompt.clicks)] = probability
             found.append((region, probability, 1 / (1 + math.exp(-(slope * score + offset)))))
         return found
 
@@ -119,9 +134,10 @@ class CompactSegmenter:
         Raises:
             ValueRefused, EngineError: as :meth:`probabilities`.
         """
-        _, grey, channels = prompt_inputs(image, [prompt])
+        (region,), grey, channels = prompt_inputs(image, [prompt])
         channels[:, MASK_CHANNEL] = 0
-        return self._answer(grey, channels)[0]
+        kept = _held(image).unaided.get((self, region, prompt.box, tuple(prompt.clicks)))
+        return self._answer(grey, channels)[0] if kept is None else kept
 
     def _answer(self, grey: Tensor, channels: Tensor) -> tuple[np.ndarray, float]:
         """Probability ``[96, 96]`` and the logit of the estimated IoU, for inputs of one prompt.
