@@ -23,6 +23,7 @@ from .protocol import Prediction, Prompt
 from .weights import fill, members_in, read_weights
 
 _PICTURE = 512  # Longer side of the picture that regions are cut from.
+_UNAIDED = 64  # Answers without a mask that are kept with an image; 37 kB each.
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +124,10 @@ class CompactSegmenter:
             (region,), grey, channels = prompt_inputs(image, [prompt])
             probability, score = self._answer(grey, channels)
             if prompt.previous is None:
-                _held(image).unaided[self, region, prompt.box, tuple(prompt.clicks)] = probability
+                unaided = _held(image).unaided
+                unaided[self, region, prompt.box, tuple(prompt.clicks)] = probability
+                for old in list(unaided)[:-_UNAIDED]:
+                    unaided.pop(old, None)
             found.append((region, probability, 1 / (1 + math.exp(-(slope * score + offset)))))
         return found
 
