@@ -201,9 +201,8 @@ def show(figures_: dict[str, Any], called: str) -> None:
         print(f"{called if name == 'bundle' else name:30}{entry['first_mask_s']:20.3f} s", end="")
         print(f"{entry['further_prompt_s']:16.3f} s{entry['peak_memory_mb']:13} MB")
     slower = figures_["slower"]
-    words = [
-        "{median:.2f} ({p10:.2f} to {p90:.2f})".format(**slower[part]) for part in ("first_mask", "further_prompt")
-    ]
+    form = "{median:.2f} ({p10:.2f} to {p90:.2f})"
+    words = [form.format(**slower[part]) for part in ("first_mask", "further_prompt")]
     print(f"{RIVAL + ', times as long':30}{words[0]:>22}{words[1]:>18}")
 
 

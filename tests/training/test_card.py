@@ -69,12 +69,14 @@ def test_the_card_gives_the_evaluation_by_finding_level_size_source_view_and_age
     assert "Not for clinical use" in page
 
 
-def test_a_manifest_of_an_earlier_make_still_has_a_card() -> None:
-    shipped = find_bundle("compact")
-    quality = copy.deepcopy(dict(shipped.quality))
+def test_a_manifest_of_an_earlier_make_still_has_a_card(bundle: Bundle) -> None:
+    quality = copy.deepcopy(dict(bundle.quality))
     whole = quality["end_to_end"]
     quality["end_to_end"] = {key: whole[key] for key in ("n", "gIoU", "cIoU", "F1", "by_finding_lung", "revision")}
-    assert f"{whole['n']} questions" in card(replace(shipped, quality=quality))
+    settings = {"steps": 2900, "seed": 0, "command": "python -m training compact segmenter"}
+    training = {**bundle.training, "segmenter": settings}
+    page = card(replace(bundle, quality=quality, training=training))
+    assert "60 questions" in page and "segmenter --data PACK --work SEGMENTER/0 --steps 2900 --seed 0" in page
     for name in ("end_to_end", "bench", "guards", "honesty"):
         quality.pop(name, None)
-    assert "### Lungs" in card(replace(shipped, quality=quality))
+    assert "### Lungs" in card(replace(bundle, quality=quality))
