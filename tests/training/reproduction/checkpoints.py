@@ -2,8 +2,8 @@
 
     python -m tests.training.reproduction.checkpoints build/mini/0
 
-writes it anew from a ``python -m training run mini``: pi_init after SFT, merged with its adapter, in half precision. The
-one that is there had 564 steps (docs/reproduction.md). Not for clinical use.
+writes it anew from a ``python -m training run mini``: pi_init after SFT, merged with its adapter, in half precision.
+The one that is there had 564 steps (docs/reproduction.md). Not for clinical use.
 """
 
 from __future__ import annotations
