@@ -195,7 +195,7 @@ def test_sft_moves_adapters_and_tower_at_their_rates_and_gives_an_adapter_that_r
     assert rates == pytest.approx([1e-3, 3e-4])
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
-    init, _ = load_policies(base=base, adapters={"init": run.out}, settings={}, recipe=RECIPE, device="cpu")
+    init = load_policies(base=base, adapters={"init": run.out}, settings={}, recipe=RECIPE, device="cpu").init
     image = radiographs.read("a.png")
     asked = parse_instruction("Segment the opacity in the left lung.")[0]
     said = init.ground_lungs(image, asked, ["left lung"], seed=0)

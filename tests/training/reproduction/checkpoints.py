@@ -1,9 +1,9 @@
-"""The small checkpoints that the miniature's tests start from, and how they were made.
+"""The small checkpoint that the miniature's tests start from, and how it is made.
 
     python -m tests.training.reproduction.checkpoints build/mini/0
 
-writes them anew from a finished ``python -m training run mini``: each policy merged with its adapter, and the
-segmenter, in half precision. Not for clinical use.
+writes it anew from a ``python -m training run mini``: pi_init after SFT, merged with its adapter, in half precision.
+The one that is there had 564 steps (docs/reproduction.md). Not for clinical use.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from xflow_core.policies.medgemma_model import MedGemma
 FOLDER = Path(__file__).with_name("checkpoints")
 GRID = 100
 LORA = LoraSettings(16, 16)
-POLICIES = {"init": "pi_init_sft", "revision": "pi_rev_sft"}
+POLICIES = {"init": "pi_init_sft"}
 
 
 def write_policy(folder: Path, name: str) -> Path:
-    """The base folder of a policy that has been trained: ``init`` or ``revision``."""
+    """The base folder of a policy that has been trained: a name of :data:`POLICIES`."""
     write_mini_gemma(folder, grid=GRID)
     held = {key: value.float() for key, value in load_file(FOLDER / f"{name}.safetensors").items()}
     save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
@@ -56,8 +56,6 @@ def main(run: Path) -> None:
         merged = MedGemma.load(run / "base", {ADAPTER: run / adapter}, dtype=torch.float32, merge=True).gemma
         held = {key: value.half().contiguous() for key, value in merged.state_dict().items()}
         save_file(held, FOLDER / f"{name}.safetensors", metadata={"format": "pt"})
-    segmenter = load_file(run / "segmenter" / "model.safetensors")
-    save_file({key: value.half() for key, value in segmenter.items()}, FOLDER / "segmenter.safetensors")
 
 
 if __name__ == "__main__":
