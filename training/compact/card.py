@@ -200,20 +200,24 @@ def _prompts(prompts: dict[str, Any]) -> list[str]:
         for name, part in prompts.items()
     ]
     whole = prompts["all"]
+
+    def signed(name: str) -> str:
+        return f"{whole[name]['mean'] or 0.0:+.3f}"  # no minus before a zero
+
     return [
         "### The segmenter alone: a true box jittered by 10 %, then oracle clicks (mask IoU)",
         "",
         *table(["finding", "n", "box", "1 click", "2 clicks", "3 clicks", "4 clicks"], rows),
-        f"Own revision on its own masks: mean gain {whole['own_gain']['mean']:+.3f}, "
+        f"Own revision on its own masks: mean gain {signed('own_gain')}, "
         f"{whole['own_improved']['mean']:.0%} improved, {whole['own_worsened']['mean']:.0%} worsened, with "
         f"{whole['own_clicks']['mean']:.2f} clicks a mask (a second pass without a click "
-        f"{whole['own_gain_second_pass']['mean']:+.3f}); from boxes jittered by 30 %, as rough as a "
-        f"model's, {whole['rough_gain']['mean']:+.3f}, {whole['rough_improved']['mean']:.0%} and "
-        f"{whole['rough_worsened']['mean']:.0%} (second pass {whole['rough_gain_second_pass']['mean']:+.3f}); on "
+        f"{signed('own_gain_second_pass')}); from boxes jittered by 30 %, as rough as a "
+        f"model's, {signed('rough_gain')}, {whole['rough_improved']['mean']:.0%} and "
+        f"{whole['rough_worsened']['mean']:.0%} (second pass {signed('rough_gain_second_pass')}); on "
         f"foreign masks (a threshold in the box, the own mask halved or grown; IoU "
-        f"{whole['foreign_before']['mean']:.3f}) {whole['foreign_gain']['mean']:+.3f}, where a second pass without a "
-        f"click gives {whole['foreign_gain_second_pass']['mean']:+.3f} and as many random clicks "
-        f"{whole['foreign_gain_random']['mean']:+.3f}.",
+        f"{whole['foreign_before']['mean']:.3f}) {signed('foreign_gain')}, where a second pass without a "
+        f"click gives {signed('foreign_gain_second_pass')} and as many random clicks "
+        f"{signed('foreign_gain_random')}.",
         "",
     ]
 
