@@ -16,7 +16,7 @@ from brush import Brush
 from tiny_gemma import write_tiny_gemma
 
 from training.curation.oracle import oracle_click
-from training.policies.dialogues import MAX_CLICKS, Radiographs, Tokens, frame_of, init_dialogue, revision_dialogue
+from training.policies.dialogues import MAX_CLICKS, Radiographs, Tokens, init_dialogue, revision_dialogue
 from training.policies.episodes import InitEpisodes, RevisionEpisodes
 from training.policies.targets import InitTarget
 from xflow_core.domain import rle
@@ -64,7 +64,7 @@ def test_every_answer_of_the_initial_policy_is_read_back_as_the_row_has_it(
     """pi_init, SFT: train and validation."""
     positive = beyond = 0
     for row in readable(rows_of(instructions, "sft", "sft_val"), drawn):
-        dialogue, frame = init_dialogue(row, radiographs), frame_of(radiographs.read(row["image"]))
+        dialogue, frame = init_dialogue(row, radiographs), radiographs.frame(radiographs.read(row["image"]))
         (pieces,) = dialogue.answers
         text = tokens.pieces.text(tokens.pieces.encode(pieces))
         (asked,) = parse_instruction(row["instruction"])
@@ -128,7 +128,7 @@ def test_every_trajectory_is_read_back_click_by_click(
     """pi_rev, SFT: train and validation."""
     said: list[type] = []
     for row in rows_of(revised.folder, "sft", "sft_val"):
-        dialogue, frame = revision_dialogue(row, radiographs), frame_of(radiographs.read(row["image"]))
+        dialogue, frame = revision_dialogue(row, radiographs), radiographs.frame(radiographs.read(row["image"]))
         best = row["ious"].index(max(row["ious"]))
         moves = []
         for pieces in dialogue.answers:
