@@ -274,7 +274,7 @@ def told(
     """A stage's report for people: rows by split, here and in the paper, drops by reason, problems by kind."""
     lines = [title, "Not for clinical use.", ""]
     for split, held in counts.items():
-        beside = f" (the paper: {paper[split]:,})" if paper else ""
+        beside = f" (the paper: {paper[split]:,})" if paper and split in paper else ""
         lines.append(f"{split}: {held['rows']:,} rows{beside}")
         lines += [f"    {count:,} x {name}" for name, count in sorted(held.items()) if name != "rows"]
     return ("\n".join([*lines, "", *problems.lines()]) + "\n").encode()
