@@ -2,8 +2,9 @@
 
 The network learns the truth of a region from the image, the finding, the box, the clicks and a mask. It is worth asking
 only where it knows something that the segmenter does not. So it starts from ImageNet as the segmenters do, not from
-one of them (a network that went on from a segmenter's weights agreed with it, and was the worse judge of new patients);
-it is told the finding, which they are not; and half of its boxes are as rough as those that a model finds.
+one of them (a network that went on from a segmenter's weights was the worse judge: on the patients kept apart its mask
+from the box had IoU .693, the segmenter's .706); it is told the finding, which they are not; and half of its boxes are
+as rough as those that a model finds.
 
 A belief that has only seen the trained segmenter's masks of its own training images learns to trust them, and then
 never finds anything to correct. So the masks are those of several segmenters' early snapshots, which err on the

@@ -138,10 +138,14 @@ class CompactSegmenter:
         Raises:
             ValueRefused, EngineError: as :meth:`probabilities`.
         """
-        (region,), grey, channels = prompt_inputs(image, [prompt])
-        channels[:, MASK_CHANNEL] = 0
+        before = None if prompt.previous is None else prompt.previous.mask
+        region = Region.around(prompt.box, prompt.clicks, before, image.radiograph.record.size)
         kept = _held(image).unaided.get((self, region, prompt.box, tuple(prompt.clicks)))
-        return self._answer(grey, channels)[0] if kept is None else kept
+        if kept is not None:
+            return kept
+        _, grey, channels = prompt_inputs(image, [prompt])
+        channels[:, MASK_CHANNEL] = 0
+        return self._answer(grey, channels)[0]
 
     def _answer(self, grey: Tensor, channels: Tensor) -> tuple[np.ndarray, float]:
         """Probability ``[96, 96]`` and the logit of the estimated IoU, for inputs of one prompt.
