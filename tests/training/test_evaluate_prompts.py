@@ -171,7 +171,7 @@ def test_a_shared_component_counts_once_over_all() -> None:
     found = [one("a", ("opacity", "consolidation"), 0.8), one("b", ("opacity",), 0.4), one("b", ("effusion",), 0.6)]
     assert figures(found)["n"] == 3
     assert figures(found)["images"] == 2
-    assert figures(found)["iou"] == [0.6] * 5
+    assert figures(found)["iou"] == pytest.approx([0.6] * 5)
     each = by_finding(found)
     assert {name: entry["n"] for name, entry in each.items()} == {"consolidation": 1, "effusion": 1, "opacity": 2}
     low, high = intervals(["a", "b", "b"], np.array([[0.8], [0.4], [0.6]]))[0]
