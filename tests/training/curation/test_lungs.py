@@ -90,9 +90,10 @@ def configured(tmp_path: Path, **lungs: str) -> Path:
     return path
 
 
-def test_cxas_is_called_as_its_page_says() -> None:
-    command = Cxas("/bin/cxas_segment", "1").command(Path("/work"))
-    assert command == ["/bin/cxas_segment", "-i", "/work/in", "-o", "/work/out", "-ot", "png", "-g", "1"]
+def test_cxas_is_called_as_its_page_says(tmp_path: Path) -> None:
+    command = Cxas("cxas_segment", "1").command(tmp_path)
+    seen, written = str(tmp_path / "in"), str(tmp_path / "out")
+    assert command == ["cxas_segment", "-i", seen, "-o", written, "-ot", "png", "-g", "1"]
 
 
 def test_chexmask_u_is_called_as_its_script_says(tmp_path: Path) -> None:
