@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from batch.tables import answers, rows_of, without_seconds
 from phantom_backend import write_picture
+from ray_here import ray_here
 
 from training.__main__ import main
 from xflow_core.batch.job import Job, Settings
@@ -34,24 +35,9 @@ def test_without_a_cluster_there_is_a_sentence(tmp_path: Path, xflow) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(phantom_bundle: str) -> Iterator[None]:
-    """Ray with two CPUs, started once; its workers inherit the path on which the phantom's backend is."""
-    for attempt in (1, 2, 3):
-        try:
-            ray.init(
-                address="local",
-                num_cpus=2,
-                object_store_memory=200 * 2**20,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-            )
-            break
-        except Exception:  # Ray's own, and no kinder: on a busy machine a node may miss its 30 s to start
-            ray.shutdown()
-            if attempt == 3:
-                raise
-    yield
-    ray.shutdown()
+    """Ray, started once; its workers inherit the path on which the phantom's backend is."""
+    with ray_here():
+        yield
 
 
 def test_the_rows_are_those_of_one_machine(cluster: None, tmp_path: Path, xflow) -> None:

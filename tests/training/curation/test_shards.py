@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from brush import Brush
+from ray_here import ray_here
 
 from training.__main__ import main
 from training.curation import instructions as instructions_stage
@@ -75,31 +76,12 @@ def few(instructions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Ray with two CPUs; the one of another module's tests where it runs already."""
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'xflow-core[ray]'")
-    if ray.is_initialized():
-        yield
-        return
+    """Ray, whose workers find the tests' parts."""
     paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        for attempt in (1, 2, 3):
-            try:
-                ray.init(
-                    address="local",
-                    num_cpus=2,
-                    object_store_memory=200 * 2**20,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                )
-                break
-            except Exception:  # Ray's own: on a busy machine a node may miss its 30 s to start
-                ray.shutdown()
-                if attempt == 3:
-                    raise
-        yield
-        ray.shutdown()
+        with ray_here():
+            yield
 
 
 # The same bytes ---------------------------------------------------------------------------------------------------
