@@ -17,6 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
+import xflow_core.policies.bitsandbytes_alone  # noqa: F401  before peft, which imports bitsandbytes
+
+# isort: split
 import torch
 from datasets import Dataset
 from peft import PeftModel

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import xflow_core.policies.bitsandbytes_alone  # noqa: F401  before peft, which imports bitsandbytes
+
+# isort: split
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xflow_core.policies.bitsandbytes_alone  # noqa: F401  before peft, which imports bitsandbytes
+
+# isort: split
 import numpy as np
 import torch
 from datasets import Dataset

@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import xflow_core.policies.bitsandbytes_alone  # noqa: F401  before peft, which imports bitsandbytes
+
+# isort: split
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
