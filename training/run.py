@@ -5,10 +5,12 @@
 can be run by hand:
 
     sets -> check -> splits -> instructions -> segmenter -> trajectories -> pi_init by SFT, by RL
-         -> pi_rev by SFT, by RL -> bundles -> measure -> evaluation
+         -> pi_rev by SFT, by RL -> bundles -> measures -> evaluation
 
 What is done stands in ``WORK/state.json``; a run that was stopped goes on, trainings from their newest checkpoint.
-``--only`` and ``--skip`` choose stages; ``--from`` does a stage and all after it anew. Not for clinical use.
+``--only`` and ``--skip`` choose stages; ``--from`` does a stage and all after it anew. With ``--jobs 2`` stages that do
+not need each other run side by side, each in a share of the processor, and write into ``WORK/logs``. Not for clinical
+use.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,7 @@ LOG = logging.getLogger(__name__)
 
 MINI = PAPER.with_name("mini.yaml")
 STATE = "state.json"
+LOGS = "logs"
 POLICIES = "policies.json"
 """What the bundles are told of the policies."""
 TRAINING = ("-m", "training")
@@ -42,12 +47,13 @@ XFLOW = ("-m", "xflow_core.cli")
 
 @dataclass(frozen=True)
 class Stage:
-    """Commands (arguments of Python's), and the folders in WORK that they make."""
+    """Commands (arguments of Python's), the folders in WORK that they make, and the stages that must be done before."""
 
     name: str
     why: str
     commands: tuple[tuple[str, ...], ...]
     makes: tuple[str, ...]
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class Story:
 
     made: nothing is given, all is made: sets, base, segmenter. per_device: for pi_init's and pi_rev's SFT and RL.
     measured: rows of D_eval on which each policy's own figures are measured. radiographs: that F_seg takes at once.
+    studies, reviewed, elsewhere, picture: of the miniature (side in pixels). revised: radiographs of D_SFT whose
+    trajectories are made, 0 for all. jobs: stages side by side.
     """
 
     config: Path
@@ -69,6 +77,8 @@ class Story:
     reviewed: float = 0.0
     elsewhere: int = 0
     picture: int = 0
+    revised: int = 0
+    jobs: int = 1
 
 
 STORIES = {
@@ -79,15 +89,17 @@ STORIES = {
     "mini": Story(
         MINI,
         made=True,
-        side=112,
-        per_device=(64, 64, 16, 32),
+        side=168,
+        per_device=(32, 64, 16, 32),
         findings=("opacity", "effusion", "cardiomegaly"),
         measured=1000,
         radiographs=8,
-        studies=5000,
-        reviewed=0.06,
+        studies=8000,
+        reviewed=0.05,
         elsewhere=2,
         picture=96,
+        revised=2000,
+        jobs=2,
     ),
 }
 
@@ -107,6 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="start", metavar="STAGE", help="do this stage and all after it anew")
     parser.add_argument("--only", action="append", metavar="STAGE", help="may be repeated")
     parser.add_argument("--skip", action="append", default=[], metavar="STAGE", help="may be repeated")
+    parser.add_argument("--jobs", type=int, help="stages side by side (paper: 1, mini: 2)")
     parser.add_argument("--list", action="store_true", help="print the stages and their commands; run nothing")
 
 
@@ -129,28 +142,70 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.start is not None:
         for stage in stages[names.index(arguments.start) :]:
             state.forget(stage)
+    left = []
     for stage in stages:
         if stage.name in arguments.skip or (arguments.only and stage.name not in arguments.only):
             LOG.info("%s: left out", stage.name)
         elif state.is_done(stage):
             LOG.info("%s: done already", stage.name)
         else:
-            _do(stage, state)
+            left.append(stage)
+    _do_all(left, state, arguments.jobs or STORIES[arguments.story].jobs, arguments.out / LOGS)
     LOG.info("%s; not for clinical use", arguments.out)
 
 
-def _do(stage: Stage, state: State) -> None:
-    LOG.info("%s: %s", stage.name, stage.why)
+def _do_all(stages: Sequence[Stage], state: State, jobs: int, logs: Path) -> None:
+    """All stages, each once those that it needs are done; those left out count as done.
+
+    Raises:
+        EngineError: one failed. What ran beside it has come to its end, nothing more was begun.
+    """
+    waiting = list(stages)
+    running: dict[Future[float], Stage] = {}
+    problem: EngineError | None = None
+    with ThreadPoolExecutor(jobs) as pool:
+        while running or (waiting and problem is None):
+            open_ = {stage.name for stage in (*waiting, *running.values())}
+            ready = [stage for stage in waiting if not open_ & set(stage.needs)]
+            for stage in ready[: jobs - len(running)] if problem is None else []:
+                waiting.remove(stage)
+                log = logs / f"{stage.name}.log" if jobs > 1 else None
+                LOG.info("%s: %s%s", stage.name, stage.why, "" if log is None else f" (what it says: {log})")
+                running[pool.submit(_do, stage, log, jobs)] = stage
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                stage = running.pop(done)
+                try:
+                    state.finish(stage, done.result())
+                    LOG.info("%s: done", stage.name)
+                except EngineError as failure:
+                    problem = problem or failure
+    if problem is not None:
+        raise problem
+
+
+def _do(stage: Stage, log: Path | None, jobs: int) -> float:
+    """Run a stage's commands, at the terminal or into ``log``; the seconds that they took."""
     started = time.monotonic()
+    environment = dict(os.environ)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or jobs) // jobs, 1)))
     for command in stage.commands:
         print(f"$ {told(command)}", flush=True)
-        status = subprocess.run(command, check=False).returncode
+        if log is None:
+            status = subprocess.run(command, check=False).returncode
+        else:
+            with open(log, "a", encoding="utf-8") as told_there:
+                status = subprocess.run(
+                    command, check=False, env=environment, stdout=told_there, stderr=subprocess.STDOUT
+                ).returncode
         if status:
+            where = "stands above" if log is None else f"stands in {log}"
             raise EngineError(
-                f"The stage {stage.name!r} ended with status {status}; its own message stands above. "
+                f"The stage {stage.name!r} ended with status {status}; its own message {where}. "
                 "The same command goes on from here."
             )
-    state.finish(stage, time.monotonic() - started)
+    return time.monotonic() - started
 
 
 def told(command: Sequence[str]) -> str:
@@ -260,52 +315,58 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
             ), ("base", "segmenter-base")),
         ]  # fmt: skip
     stages += [
-        Stage("check", "look for what is missing or broken in the sets", (training("check", *sets, *config),), ()),
+        Stage("check", "look for what is missing or broken in the sets", (
+            training("check", *sets, *config),
+        ), (), ("sets",)),
         Stage("splits", "D_SFT, D_RL and D_eval (4.2, A.1)", (
             training("splits", *sets, "--out", at["splits"], *config),
-        ), ("splits",)),
+        ), ("splits",), ("sets",)),
         Stage("instructions", "pi_init's examples (A.3)", (
             training(
                 "instructions", *sets, "--splits", at["splits"], "--out", at["instructions"], "--evaluation", *config
             ),
-        ), ("instructions",)),
+        ), ("instructions",), ("splits",)),
         Stage("segmenter", "fine-tune F_seg (4.3)", (
             launched(
                 "train-segmenter", *sets, *rows, "--base", str(sam3), "--out", at["segmenter"], *config, *seed,
                 "--per-device", str(story.radiographs),
             ),
             bundle("segmenter"),
-        ), ("segmenter", "bundles/segmenter")),
+        ), ("segmenter", "bundles/segmenter"), ("instructions", "base")),
         Stage("trajectories", "pi_rev's examples, by F_seg and an oracle that clicks (A.3)", (
             training(
                 "trajectories", *sets, "--instructions", at["instructions"], "--out", at["trajectories"],
-                "--bundle", frozen, *config,
+                "--bundle", frozen, *config, *(("--radiographs", str(story.revised)) if story.revised else ()),
             ),
-        ), ("trajectories",)),
+        ), ("trajectories",), ("segmenter",)),
         Stage("init-sft", "pi_init by SFT (4.4)", (
             policy("init-sft", 0, *rows, "--out", at["pi_init_sft"]),
-        ), ("pi_init_sft",)),
+        ), ("pi_init_sft",), ("instructions", "base")),
         Stage("init-rl", "pi_init by RL (4.4)", (
             policy("init-rl", 1, *rows, "--start", at["pi_init_sft"], "--out", at["pi_init"]),
-        ), ("pi_init",)),
+        ), ("pi_init",), ("init-sft",)),
         Stage("rev-sft", "pi_rev by SFT, from pi_init's (4.4)", (
             policy("rev-sft", 2, *clicks, "--start", at["pi_init_sft"], "--out", at["pi_rev_sft"]),
-        ), ("pi_rev_sft",)),
+        ), ("pi_rev_sft",), ("init-sft", "trajectories")),
         Stage("rev-rl", "pi_rev by RL, with F_seg in the loop (4.4)", (
             policy("rev-rl", 3, *clicks, "--start", at["pi_rev_sft"], "--out", at["pi_rev"], "--bundle", frozen),
-        ), ("pi_rev",)),
+        ), ("pi_rev",), ("rev-sft",)),
         Stage("bundles", "what the rows of Table 2 answer with", (
             bundle("xflow-1-sft", "--init-adapter", at["pi_init_sft"]),
             bundle("xflow-1-rl", "--init-adapter", at["pi_init"]),
             bundle("xflow-2-sft", "--init-adapter", at["pi_init"], "--revision-adapter", at["pi_rev_sft"]),
             bundle("xflow", "--init-adapter", at["pi_init"], "--revision-adapter", at["pi_rev"]),
-        ), tuple(f"bundles/{name}" for name in ("xflow-1-sft", "xflow-1-rl", "xflow-2-sft", "xflow"))),
-        Stage("measure", "each policy by itself: greedy, sampled, by finding, beside what is no policy", (
+        ), tuple(f"bundles/{name}" for name in ("xflow-1-sft", "xflow-1-rl", "xflow-2-sft", "xflow")), (
+            "init-rl", "rev-rl",
+        )),
+        Stage("measure-init", "pi_init by itself: greedy, sampled, by finding, and without the right picture", (
             measure("init", "pi_init_sft", *rows),
             measure("init", "pi_init", *rows),
+        ), ("measured/pi_init_sft.json", "measured/pi_init.json"), ("init-rl",)),
+        Stage("measure-rev", "pi_rev by itself: greedy, sampled, by finding, beside what is no policy", (
             measure("rev", "pi_rev_sft", *clicks, "--bundle", frozen),
             measure("rev", "pi_rev", *clicks, "--bundle", frozen),
-        ), ("measured",)),
+        ), ("measured/pi_rev_sft.json", "measured/pi_rev.json"), ("rev-rl",)),
         Stage("evaluation", "D_eval, answered by every row of Table 2 (5.2)", (
             training("evaluation-set", *sets, "--splits", at["splits"], "--out", at["d-eval"], *config),
             evaluate("xflow-1-sft", 1), evaluate("xflow-1-rl", 1), evaluate("xflow-2-sft", 2), evaluate("xflow", 2),
@@ -313,6 +374,6 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
                 "tables", "--set", f"chexpercept={at['d-eval']}/set.jsonl", "--predictions", at["stored"],
                 "--compare", "xflow", "--out", f"{at['figures']}/tables",
             ),
-        ), ("d-eval", "stored", "figures")),
+        ), ("d-eval", "stored", "figures"), ("bundles",)),
     ]  # fmt: skip
     return stages

@@ -28,7 +28,7 @@ def paper(out: Path, *words: str) -> argparse.Namespace:
 def test_both_stories_tell_the_papers_stages_in_their_order(tmp_path: Path) -> None:
     told = [
         "check", "splits", "instructions", "segmenter", "trajectories", "init-sft", "init-rl", "rev-sft", "rev-rl",
-        "bundles", "measure", "evaluation",
+        "bundles", "measure-init", "measure-rev", "evaluation",
     ]  # fmt: skip
     assert [stage.name for stage in run.stages_of(paper(tmp_path))] == told
     assert [stage.name for stage in run.stages_of(arguments("mini", "--out", str(tmp_path)))] == ["sets", "base", *told]
@@ -65,10 +65,10 @@ def test_the_papers_run_wants_the_real_sets_and_the_miniature_none(tmp_path: Pat
         run.stages_of(arguments("mini", "--out", str(tmp_path), "--base", "medgemma"))
 
 
-def stage(name: str, folder: Path, code: str = "") -> run.Stage:
+def stage(name: str, folder: Path, code: str = "", needs: tuple[str, ...] = ()) -> run.Stage:
     made = folder / name
     script = code or f"import pathlib; p = pathlib.Path({str(made)!r}); p.mkdir(); (p / 'x').write_text('')"
-    return run.Stage(name, "a stage", ((sys.executable, "-c", script),), (name,))
+    return run.Stage(name, "a stage", ((sys.executable, "-c", script),), (name,), needs)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_what_is_done_stands_on_disk_and_is_not_done_again(
     run.run(arguments("mini", "--out", str(tmp_path), "--skip", "two"))
     assert (tmp_path / "three").is_dir() and not (tmp_path / "two").exists()
     capsys.readouterr()
-    run.run(arguments("mini", "--out", str(tmp_path)))  # "one" would fail: its folder is there
+    run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "1"))  # "one" would fail: its folder is there
     printed = capsys.readouterr().out
     assert printed.count("$ ") == 1 and shlex.quote(str(tmp_path / "two"))[1:-1] in printed
     state = json.loads((tmp_path / "state.json").read_text())
@@ -101,7 +101,7 @@ def test_from_does_a_stage_and_all_after_it_anew(stages: list[run.Stage], tmp_pa
 
 
 def test_only_runs_that_stage(stages: list[run.Stage], tmp_path: Path) -> None:
-    run.run(arguments("mini", "--out", str(tmp_path), "--only", "two"))
+    run.run(arguments("mini", "--out", str(tmp_path), "--only", "two", "--jobs", "1"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policies.json", "state.json", "two"]
     with pytest.raises(CallError, match="no stage 'four'"):
         run.run(arguments("mini", "--out", str(tmp_path), "--only", "four"))
@@ -110,9 +110,61 @@ def test_only_runs_that_stage(stages: list[run.Stage], tmp_path: Path) -> None:
 def test_a_stage_that_fails_stops_the_run_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [stage("one", tmp_path), stage("two", tmp_path, "raise SystemExit(3)"), stage("three", tmp_path)]
     monkeypatch.setattr(run, "stages_of", lambda given: failing)
-    with pytest.raises(EngineError, match="'two' ended with status 3"):
-        run.run(arguments("mini", "--out", str(tmp_path)))
+    with pytest.raises(EngineError, match="'two' ended with status 3; its own message stands above"):
+        run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "1"))
     assert not (tmp_path / "three").exists()
     failing[1] = stage("two", tmp_path)
     run.run(arguments("mini", "--out", str(tmp_path)))
     assert (tmp_path / "three").is_dir()
+
+
+def test_every_stage_needs_only_stages_before_it_and_what_it_reads_is_made_by_them(tmp_path: Path) -> None:
+    stages = run.stages_of(arguments("mini", "--out", str(tmp_path)))
+    before: dict[str, set[str]] = {}
+    for each in stages:
+        assert set(each.needs) <= set(before), each.name
+        before[each.name] = set(each.needs).union(*(before[name] for name in each.needs))
+    makes = {made: each.name for each in stages for made in (*each.makes,)}
+    for each in stages:
+        told = " ".join(word for command in each.commands for word in command)
+        for made, maker in makes.items():
+            if f"{tmp_path / made} " in told + " " and maker != each.name:
+                assert maker in before[each.name], (each.name, made)
+
+
+def test_side_by_side_run_the_stages_that_do_not_need_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each of the first two waits for the other one's word, and the third for both to be done.
+    meet = (
+        "import pathlib, time; here = pathlib.Path({here!r}); here.write_text(''); print('said')\n"
+        "while not pathlib.Path({there!r}).exists(): time.sleep(0.01)"
+    )
+    one, two = str(tmp_path / "here-one"), str(tmp_path / "here-two")
+    state = str(tmp_path / "state.json")
+    last = f"import json, pathlib; assert set(json.loads(pathlib.Path({state!r}).read_text())) == {{'one', 'two'}}"
+    made = [
+        stage("one", tmp_path, meet.format(here=one, there=two)),
+        stage("two", tmp_path, meet.format(here=two, there=one)),
+        stage("three", tmp_path, last, ("one", "two")),
+    ]
+    monkeypatch.setattr(run, "stages_of", lambda given: made)
+    run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "2"))
+    assert set(json.loads((tmp_path / "state.json").read_text())) == {"one", "two", "three"}
+    assert (tmp_path / "logs" / "one.log").read_text() == "said\n"
+
+
+def test_side_by_side_a_failure_lets_the_other_end_and_begins_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = f"import pathlib, time; time.sleep(0.5); pathlib.Path({str(tmp_path / 'slow')!r}).write_text('')"
+    made = [
+        stage("bad", tmp_path, "raise SystemExit('why it failed')"),
+        stage("slow", tmp_path, slow),
+        stage("after", tmp_path),
+    ]
+    monkeypatch.setattr(run, "stages_of", lambda given: made)
+    with pytest.raises(EngineError, match=r"'bad' ended with status 1; its own message stands in .*bad\.log"):
+        run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "2"))
+    assert set(json.loads((tmp_path / "state.json").read_text())) == {"slow"}
+    assert "why it failed" in (tmp_path / "logs" / "bad.log").read_text() and not (tmp_path / "after").exists()

@@ -90,7 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reviewed", type=float, default=None, help="share of the studies that CheXpercept covers (its own, or 200)"
     )
     parser.add_argument(
-        "--elsewhere", type=int, default=0, help="pairs that ask for a present finding where it is not, a finding"
+        "--elsewhere",
+        type=int,
+        default=0,
+        help="pairs that ask for a present finding where it is not, a finding; and for each lung that has it",
     )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--images", action="store_true", help="draw the radiographs and masks too (the default)")

@@ -79,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, default=PAPER)
     parser.add_argument("--bundle", default="compact", help="whose segmenter stands for F_seg")
     parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--radiographs",
+        type=int,
+        help=f"of D_SFT, about so many that have a positive instruction ({_RADIOGRAPHS_EACH} a shard; all)",
+    )
     Workers.add_arguments(parser)
 
 
@@ -96,6 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
     seed = settings.splits.seed
     make = partial(with_bundle, bundle, arguments.device, found.identity, sources, settings.revision, seed)
     key = json.dumps([identity, settings.to_json()])
+    most = None if arguments.radiographs is None else max(round(arguments.radiographs / _RADIOGRAPHS_EACH), 1)
     there, begun = {path.name for path in out.glob("*.parquet")}, time.monotonic()
     with Problems(out / "problems.jsonl") as problems:
         report = {
@@ -110,6 +116,7 @@ def run(arguments: argparse.Namespace) -> None:
                 problems,
                 Workers.of(arguments),
                 gpu=arguments.device in ("auto", "cuda"),
+                most=most,
             ),
             "problems": dict(sorted(problems.counts.items())),
             "settings": settings.to_json(),
@@ -273,8 +280,10 @@ def write_trajectories(
     problems: Problems,
     workers: Workers | None = None,
     gpu: bool = False,
+    most: int | None = None,
 ) -> dict[str, Any]:
-    """Write the shards of all splits; gives counts and shards for the manifest.
+    """Write the shards of all splits, of D_SFT's training split the first ``most``; gives counts and shards for the
+    manifest.
 
     Raises:
         CallError: the instructions are not there, or ``out`` holds shards of another run.
@@ -286,12 +295,12 @@ def write_trajectories(
         raise CallError(
             f"{instructions} holds no finished instructions ({problem}); `python -m training instructions` makes them."
         ) from None
-    digest = hashlib.sha256((key + json.dumps(manifest["shards"])).encode()).hexdigest()
+    digest = hashlib.sha256((key + json.dumps([manifest["shards"], most])).encode()).hexdigest()
     pieces = {}
     for split in (SFT, VAL, RL, EVAL):
         paths = [instructions / name for name in files if name.rsplit("-", 1)[0] == split]
         if paths or split != EVAL:
-            pieces[split] = pieces_of(split, paths, _RADIOGRAPHS_EACH)
+            pieces[split] = pieces_of(split, paths, _RADIOGRAPHS_EACH)[: most if split == SFT else None]
     counts, shards = write_shards(Stage(out, ROWS, make, digest, gpu), pieces, problems, workers)
     return {"counts": counts, "shards": shards}
 

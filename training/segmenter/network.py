@@ -137,7 +137,7 @@ class PromptedTracker(nn.Module):
             for k in rng.permutation(len(components))[:count]:
                 truth = components[k]
                 square = torch.from_numpy(to_square(truth.astype(np.float32), self._loss_side) > 0.5).to(device)
-                prompt = first_prompt(truth, self._settings.prompts, self._revision, rng)
+                prompt = first_prompt(truth, self._settings.prompts, rng)
                 asked.append(Asked(image, truth, square, prompt, rng, []))
         return asked
 

@@ -19,7 +19,7 @@ _AROUND = 0.2  # How far from a box, in shares of its side, a point outside the 
 
 
 def first_prompt(
-    truth: np.ndarray, shares: FirstPrompts, revision: RevisionSettings, rng: np.random.Generator
+    truth: np.ndarray, shares: FirstPrompts, rng: np.random.Generator
 ) -> Prompt:
     """Before any answer: the jittered box as the policies give it; at times with points, or a point alone.
 
@@ -32,7 +32,7 @@ def first_prompt(
     kind = rng.random()
     if kind < shares.point:
         return Prompt(None, (random_click(truth, "positive", rng),))
-    box = jittered(true_box, revision.jitter, rng)
+    box = jittered(true_box, shares.jitter, rng)
     if kind < shares.point + shares.box_and_points:
         return Prompt(box, points_about(truth, box, rng))
     return Prompt(box)

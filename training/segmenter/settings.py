@@ -33,17 +33,20 @@ class MaskLoss:
 class FirstPrompts:
     """What a component is first asked with, by share: its box, the box with points, a point alone.
 
-    careless: share of the later clicks that fall anywhere in the error, not at its deepest point.
+    careless: share of the later clicks that fall anywhere in the error, not at its deepest point. jitter: how far each
+    side of a box is moved at most, in shares of the box's side. (``revision.jitter`` is that of the boxes that pi_rev
+    begins with.)
     """
 
     box: float
     box_and_points: float
     point: float
     careless: float
+    jitter: float
 
     def __post_init__(self) -> None:
         shares = (self.box, self.box_and_points, self.point)
-        if min(*shares, self.careless) < 0 or abs(sum(shares) - 1) > 1e-6 or self.careless > 1:
+        if min(*shares, self.careless, self.jitter) < 0 or abs(sum(shares) - 1) > 1e-6 or self.careless > 1:
             raise ValueError(f"segmenter.prompts are shares, the first three of one whole, not {shares}")
 
 

@@ -39,6 +39,7 @@ from xflow_core.domain.trace import GroundedLung, LesionBox, Verdict
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.radiograph.reading import Radiograph, engine_grey
 from xflow_core.radiograph.square import to_square
+from xflow_core.segmenters.trunk import fold_norms
 from xflow_core.segmenters.weights import fill, members_in, read_weights
 
 from .calibration import Calibration
@@ -208,6 +209,7 @@ class CompactSurvey:
         arrays = read_weights(path)
         net = SurveyNets(members_in(arrays))
         fill(net, arrays, path)
+        fold_norms(net)
         return cls(net.to(device))
 
     def of(self, image: EncodedRadiograph) -> Seen:

@@ -30,6 +30,7 @@ from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.segmenters.compact import CompactSegmenter, prompt_inputs
 from xflow_core.segmenters.compact_region import MASK_CHANNEL, MASK_SIDE, Region
 from xflow_core.segmenters.protocol import Prediction, Prompt
+from xflow_core.segmenters.trunk import fold_norms
 from xflow_core.segmenters.weights import load_weights
 
 from .compact_revision_network import RevisionNet, class_of, expected_iou
@@ -84,6 +85,7 @@ class CompactRevisionPolicy:
         """
         net = RevisionNet()
         load_weights(net, path)
+        fold_norms(net)
         return cls(net.to(device), segmenter, settings)
 
     def revise(

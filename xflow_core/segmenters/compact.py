@@ -20,6 +20,7 @@ from xflow_core.radiograph.reading import Radiograph, engine_grey
 from .compact_network import SegmenterNets
 from .compact_region import MASK_CHANNEL, SIDE, Region, look, prompt_channels
 from .protocol import Prediction, Prompt
+from .trunk import fold_norms
 from .weights import fill, members_in, read_weights
 
 _PICTURE = 512  # Longer side of the picture that regions are cut from.
@@ -106,6 +107,7 @@ class CompactSegmenter:
         arrays = read_weights(path)
         net = SegmenterNets(members_in(arrays))
         fill(net, arrays, path)
+        fold_norms(net)
         return cls(net.to(device), quality)
 
     def probabilities(
@@ -148,19 +150,13 @@ class CompactSegmenter:
         return self._answer(grey, channels)[0]
 
     def _answer(self, grey: Tensor, channels: Tensor) -> tuple[np.ndarray, float]:
-        """Probability ``[96, 96]`` and the logit of the estimated IoU, for inputs of one prompt.
-
-        The region and its mirror image are looked at and averaged: on patients kept from training that gained about
-        half a hundredth of IoU after every number of clicks.
-        """
+        """Probability ``[96, 96]`` and the logit of the estimated IoU, for inputs of one prompt."""
         device = next(self._net.parameters()).device
-        looks = (torch.cat([part, part.flip(3)]).to(device) for part in (grey, channels))
         with torch.inference_mode():
-            logits, quality = self._net(*looks)
+            logits, quality = self._net(grey.to(device), channels.to(device))
         if not (torch.isfinite(logits).all() and torch.isfinite(quality).all()):
             raise EngineError("The segmenter gave numbers that are not finite; no mask was computed.")
-        straight, mirrored = logits.cpu()
-        return ((straight + mirrored.flip(1)) / 2).sigmoid().numpy(), float(quality.mean())
+        return logits[0].sigmoid().cpu().numpy(), float(quality[0])
 
     def segment(self, image: EncodedRadiograph, prompts: Sequence[Prompt]) -> list[Prediction]:
         """See the protocol. ``state`` is always None: the binary mask is all that the next click starts from, so a

@@ -108,7 +108,7 @@ def test_a_click_lies_in_the_error_of_the_mask_that_is_fed_back(settings: Settin
     truth = two[0].components[0].mask
     wrong = np.roll(truth, 4, axis=1)
     rng, prompts = np.random.default_rng(0), settings.segmenter.prompts
-    prompt = first_prompt(truth, FirstPrompts(1, 0, 0, 0), settings.revision, rng)
+    prompt = first_prompt(truth, FirstPrompts(1, 0, 0, 0, 0.1), rng)
     for _ in range(4):
         following = next_prompt(prompt, wrong, truth, replace(prompts, careless=0.5), settings.revision, rng)
         assert following is not None
@@ -129,8 +129,8 @@ def test_first_prompts_are_boxes_points_and_both_in_their_shares(settings: Setti
     true_box = Box.around(truth)
     assert true_box is not None
     rng = np.random.default_rng(0)
-    shares = FirstPrompts(box=0.5, box_and_points=0.25, point=0.25, careless=0)
-    asked = [first_prompt(truth, shares, settings.revision, rng) for _ in range(400)]
+    shares = FirstPrompts(box=0.5, box_and_points=0.25, point=0.25, careless=0, jitter=0.2)
+    asked = [first_prompt(truth, shares, rng) for _ in range(400)]
     kinds = [(prompt.box is not None, bool(prompt.clicks)) for prompt in asked]
     for kind, share in {(True, False): 0.5, (True, True): 0.25, (False, True): 0.25}.items():
         assert kinds.count(kind) / 400 == pytest.approx(share, abs=0.08)
@@ -210,7 +210,7 @@ def test_in_bfloat16_the_encoder_alone_computes_and_weights_stay_float32(
 
 
 def test_every_weight_that_a_loss_reaches_learns(settings: Settings, two: list[Example]) -> None:
-    prompts = FirstPrompts(box=0.4, box_and_points=0.3, point=0.3, careless=0.2)
+    prompts = FirstPrompts(box=0.4, box_and_points=0.3, point=0.3, careless=0.2, jitter=0.1)
     net = network(replace(settings, segmenter=replace(settings.segmenter, prompts=prompts)))
     for step in range(8):
         loss_of(net, two, step).backward()

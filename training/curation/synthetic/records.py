@@ -108,7 +108,10 @@ def instruction_record(study: SyntheticStudy, said: list[Sentence]) -> Any:
             kinds.append("basic")
         if number == 0 and random.random() < 0.12 and finding == "opacity":
             kinds.append("lesion_inference")
-        for kind in kinds:
+        asked_of = [(kind, regions) for kind in kinds]
+        if study.elsewhere and len(lungs_of(regions)) == 1:
+            asked_of.append(("basic", lungs_of(regions)))
+        for kind, regions in asked_of:
             where = "" if kind == "global" else f" in the {listed(list(regions))}"
             ask = " and predict its type" if kind == "lesion_inference" else ""
             positive.append({
