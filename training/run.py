@@ -95,7 +95,7 @@ STORIES = {
         measured=1000,
         radiographs=8,
         studies=8000,
-        reviewed=0.05,
+        reviewed=0.08,
         elsewhere=2,
         picture=96,
         revised=2000,
@@ -214,7 +214,7 @@ def told(command: Sequence[str]) -> str:
 
 
 class State:
-    """``state.json``: for each stage that is done, its commands and how long they took."""
+    """``state.json``: for each stage that is done, its commands, when they began (POSIX time) and how long they took."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -228,7 +228,8 @@ class State:
 
     def finish(self, stage: Stage, seconds: float) -> None:
         commands = [told(command) for command in stage.commands]
-        self._done[stage.name] = {"commands": commands, "seconds": round(seconds, 1)}
+        began = round(time.time() - seconds, 1)
+        self._done[stage.name] = {"commands": commands, "began": began, "seconds": round(seconds, 1)}
         write_whole(self._path, (json.dumps(self._done, indent=1) + "\n").encode())
 
     def forget(self, stage: Stage) -> None:

@@ -25,15 +25,19 @@ from datasets import Dataset
 from peft import PeftModel
 from PIL import Image
 from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from training.policies.dialogues import Tokens, Turn
 from training.policies.episodes import Episodes
 from training.policies.guards import StopWhenLost, memory_told
 from training.policies.models import choose_trained
+from training.policies.pictures import rollouts
 from training.policies.settings import RlSettings
 from training.policies.sft import RunSettings, arguments_of, newest_checkpoint, not_empty
 from xflow_core.policies.medgemma_model import MedGemma
+
+_SHOWN = 6  # rollouts in a picture
 
 
 class EpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -48,6 +52,8 @@ class EpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.tools = [_no_tool]
         self.generation_config.max_new_tokens = episodes.answer_tokens
         self._rows: list[dict[str, Any]] = []
+        self.rollouts: list[Any] = []
+        """The episodes that were played last."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._rows = [json.loads(entry["row"]) for entry in inputs]
@@ -76,6 +82,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         turns = torch.tensor([len(each.turns) for each in played], device=self.accelerator.device)
         for name, counts in (("completions/mean_length", lengths), ("rollout/turns", turns)):
             self._metrics[mode][name].append(self.accelerator.gather(counts).float().mean().item())
+        self.rollouts = [each.episode for each in played]
         rewards = [each.episode.rewards() for each in played]
         self._metrics[mode]["rollout/seconds"].append(time.perf_counter() - started)
         # Radiographs, masks, the segmenter, rewards: what is not the policy's own work.
@@ -133,6 +140,20 @@ class _Played:
             self.own += [0] * len(shown)
 
 
+class RolloutsToTensorBoard(TensorBoardCallback):  # type: ignore[misc]
+    """Scalars as the trainer logs them, and with every checkpoint some of the rollouts before it.
+
+    trainer: set once it has been made.
+    """
+
+    trainer: EpisodeGRPOTrainer | None = None
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.tb_writer is not None and self.trainer is not None and self.trainer.rollouts:
+            picture = rollouts(self.trainer.rollouts, _SHOWN)
+            self.tb_writer.add_image("rollouts", picture, state.global_step, dataformats="HWC")
+
+
 def _no_tool() -> None:
     """Stands for a tool."""
 
@@ -173,8 +194,9 @@ def grpo_trainer(
         CallError: no rows, or an effective batch that cannot be made.
     """
     weights = {"R_format": settings.format_weight}
+    board = RolloutsToTensorBoard() if run.tensorboard else None
     arguments = GRPOConfig(
-        **arguments_of(run, settings.batch),
+        **{**arguments_of(run, settings.batch), "report_to": []},
         warmup_steps=settings.warmup,
         learning_rate=settings.rate,
         weight_decay=settings.weight_decay,
@@ -191,17 +213,20 @@ def grpo_trainer(
         # A policy draws no pictures.
         generation_kwargs={"suppress_tokens": list(gemma.image_tokens)},
     )
-    return EpisodeGRPOTrainer(
+    trainer = EpisodeGRPOTrainer(
         model=model,
         reward_funcs=[_reward(name) for name in episodes.rewards],
         args=arguments,
         train_dataset=questions_of(not_empty(rows, "questions")),
         processing_class=gemma.processor,
-        callbacks=[StopWhenLost(), *callbacks],
+        callbacks=[StopWhenLost(), *([] if board is None else [board]), *callbacks],
         episodes=episodes,
         tokens=tokens,
         gemma=gemma,
     )
+    if board is not None:
+        board.trainer = trainer
+    return trainer
 
 
 def train_grpo(trainer: EpisodeGRPOTrainer, run: RunSettings, *, resume: bool = False) -> None:

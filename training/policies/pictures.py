@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import cv2
 import numpy as np
 
+from training.policies.dialogues import MAX_CLICKS
 from training.policies.episodes import InitEpisode, RevisionEpisode
 from xflow_core.domain.errors import NotWritten
 from xflow_core.domain.geometry import Box, mask_iou
@@ -69,9 +71,26 @@ def revision_tiles(episode: RevisionEpisode, title: str, most: int) -> list[np.n
     return [*tiles, *[blank] * (most - len(tiles))][:most]
 
 
+def rollouts(episodes: Sequence[Any], most: int) -> np.ndarray:
+    """The first episodes of a step with what they were paid: pi_init's side by side, pi_rev's one under the other."""
+    lines = []
+    for episode in episodes[:most]:
+        title = f"reward {sum(episode.rewards().values()):.2f}"
+        if isinstance(episode, InitEpisode):
+            lines.append([init_tile(episode, title)])
+        else:
+            lines.append(revision_tiles(episode, title, MAX_CLICKS + 1))
+    return tiled([list(chain(*lines))] if isinstance(episodes[0], InitEpisode) else lines)
+
+
+def tiled(lines: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """Tiles, one line under the other; uint8 ``[H, W, 3]``."""
+    return np.vstack([np.hstack(list(line)) for line in lines])
+
+
 def sheet(lines: Sequence[Sequence[np.ndarray]]) -> bytes:
     """PNG of tiles, one line under the other."""
-    drawn = np.vstack([np.hstack(list(line)) for line in lines])
+    drawn = tiled(lines)
     done, encoded = cv2.imencode(".png", np.ascontiguousarray(drawn[..., ::-1]))
     if not done:
         raise NotWritten(f"A picture of {drawn.shape} cannot be stored as PNG.")

@@ -51,7 +51,8 @@ class FromScratch:
 class SftSettings:
     """One column of Table 7. tower_rate: the vision tower's share of the rate. batch: effective, in samples.
 
-    warmup: steps in which the rate rises; it then falls to nothing along a line.
+    warmup: steps in which the rate rises; it then falls to nothing along a line. steps: the end, where the epochs go
+    beyond; 0 for all of them.
     """
 
     rate: float
@@ -61,6 +62,7 @@ class SftSettings:
     batch: int
     epochs: int
     warmup: int = 0
+    steps: int = 0
     from_scratch: FromScratch = FromScratch()
 
 
@@ -68,7 +70,7 @@ class SftSettings:
 class RlSettings:
     """One column of Table 7. batch: effective, in generated completions. format_weight: of R_format in the sum.
 
-    answer_tokens: the most that one answer takes; the paper gives no number.
+    answer_tokens: the most that one answer takes; the paper gives no number. steps: as in :class:`SftSettings`.
     """
 
     rate: float
@@ -82,6 +84,7 @@ class RlSettings:
     beta: float
     format_weight: float
     warmup: int = 0
+    steps: int = 0
     answer_tokens: int = 512
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default="mimic-cxr-jpg", help="how a radiograph becomes the picture")
     parser.add_argument("--bundle", default="compact", help="whose segmenter stands for F_seg (rev-rl)")
     parser.add_argument("--per-device", type=int, default=1, help="examples, or completions, that a GPU takes at once")
-    parser.add_argument("--steps", type=int, help="stop there, whatever the epochs")
+    parser.add_argument("--steps", type=int, help="stop there, whatever the configuration says")
     parser.add_argument("--save-every", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tensorboard", action="store_true")
@@ -61,12 +61,13 @@ def run(arguments: argparse.Namespace) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     settings = read_settings(arguments.config)
     policies = settings.policies
+    numbers: Any = getattr(policies, stage.replace("-", "_"))
     running = RunSettings(
         out=arguments.out,
         devices=int(os.environ.get("WORLD_SIZE", "1")),
         per_device=arguments.per_device,
         seed=arguments.seed,
-        steps=arguments.steps,
+        steps=arguments.steps or numbers.steps or None,
         save_every=arguments.save_every,
         tensorboard=arguments.tensorboard,
     )
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     radiographs = Radiographs(sources.images, arguments.recipe, gemma.picture_side, policies.grid)
     if stage.endswith("sft"):
         first = stage == "init-sft"
-        draw, numbers = (init_dialogue, policies.init_sft) if first else (revision_dialogue, policies.rev_sft)
+        draw = init_dialogue if first else revision_dialogue
         helps = None
         if numbers.from_scratch.helps:
             vision = gemma.gemma.config.vision_config
@@ -99,13 +100,11 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         episodes: Episodes
         if stage == "init-rl":
-            wanted = policies.init_rl
-            episodes = InitEpisodes(radiographs, tokens, wanted.answer_tokens)
+            episodes = InitEpisodes(radiographs, tokens, numbers.answer_tokens)
         else:
             engine: Any = load_engine(arguments.bundle, "auto")
-            wanted = policies.rev_rl
-            episodes = RevisionEpisodes(radiographs, tokens, engine.segmenter, wanted.answer_tokens)
-        trainer = grpo_trainer(model, gemma, tokens, episodes, rows, wanted, running)
+            episodes = RevisionEpisodes(radiographs, tokens, engine.segmenter, numbers.answer_tokens)
+        trainer = grpo_trainer(model, gemma, tokens, episodes, rows, numbers, running)
         train_grpo(trainer, running, resume=arguments.resume)
     LOG.info("%s is done: %s; not for clinical use", stage, arguments.out)
 

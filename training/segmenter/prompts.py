@@ -18,9 +18,7 @@ from xflow_core.segmenters.protocol import Prediction, Prompt
 _AROUND = 0.2  # How far from a box, in shares of its side, a point outside the region may lie.
 
 
-def first_prompt(
-    truth: np.ndarray, shares: FirstPrompts, rng: np.random.Generator
-) -> Prompt:
+def first_prompt(truth: np.ndarray, shares: FirstPrompts, rng: np.random.Generator) -> Prompt:
     """Before any answer: the jittered box as the policies give it; at times with points, or a point alone.
 
     Args:

@@ -49,7 +49,9 @@ def write_run(folder: Path, figures: dict[str, dict[str, Any]]) -> Path:
         (folder / name).mkdir()
         logs = [{"step": step, "loss/answer": 2 / step, "reward": step / 10} for step in (1, 2, 3)]
         (folder / name / "trainer_state.json").write_text(json.dumps({"log_history": logs}))
-    (folder / "state.json").write_text(json.dumps({"init-sft": {"seconds": 700.0}, "init-rl": {"seconds": 400.0}}))
+    (folder / "state.json").write_text(
+        json.dumps({"init-sft": {"began": 100.0, "seconds": 700.0}, "init-rl": {"began": 700.0, "seconds": 400.0}})
+    )
     tables = folder / "figures" / "tables"
     tables.mkdir(parents=True)
     (tables / "table_2.csv").write_text(

@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 from PIL import Image
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_gemma import write_tiny_adapter, write_tiny_gemma
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -323,7 +324,7 @@ def test_revision_is_played_with_the_segmenter_in_the_loop(
     model, gemma, tokens, radiographs = parts(base, adapter, folder, tower=False)
     segmenter = Rule()
     episodes = RevisionEpisodes(radiographs, tokens, segmenter)
-    run = RunSettings(tmp_path, per_device=4, steps=1, log_every=1)
+    run = RunSettings(tmp_path, per_device=4, steps=1, save_every=1, log_every=1, tensorboard=True)
     trainer = grpo_trainer(model, gemma, tokens, episodes, Dataset.from_list([revision_row(0)] * 4), RL, run)
     scripted(trainer, tokens, radiographs, monkeypatch)
     seen: dict[str, Any] = {}
@@ -357,6 +358,13 @@ def test_revision_is_played_with_the_segmenter_in_the_loop(
     assert changed and all("lora_" in name and ".default." in name and "language" in name for name in changed)
     assert (tmp_path / "adapter_model.safetensors").exists()
     assert not (tmp_path / "ref").exists()
+    (board,) = (tmp_path / "runs").iterdir()
+    events = EventAccumulator(str(board), size_guidance={"images": 0})
+    events.Reload()
+    assert {"train/reward", "train/kl", "train/rollout/seconds_outside_policy"} <= set(events.Tags()["scalars"])
+    (picture,) = events.Images("rollouts")
+    # Four trajectories of at most five masks each.
+    assert picture.height == 4 * (picture.width // 5 + 22)
     load_policies(base=base, adapters={"revision": tmp_path}, settings={}, recipe=RECIPE, device="cpu")
 
 

@@ -1,7 +1,5 @@
 """The miniature's policies still learn: in minutes, each stage from a small checkpoint of the stage before it.
 
-RL of pi_rev is not among them: no policy that clicks has been trained yet that it could begin with.
-
 What moves is held against its own noise, over fixed seeds: a stage that has stopped learning fails here. How far each
 comes in an hour, `make reproduce-mini` shows (docs/reproduction.md).
 """
@@ -18,16 +16,17 @@ import pytest
 import torch
 from datasets import Dataset
 
-from tests.training.reproduction.checkpoints import GRID, LORA, write_new_adapter, write_policy
+from tests.training.reproduction.checkpoints import GRID, LORA, write_new_adapter, write_policy, write_segmenter
 from training.__main__ import main
 from training.curation.division import EVAL, RL, SFT
-from training.curation.oracle import revise
 from training.curation.paper import read_settings
 from training.curation.sources.layout import Sources
+from training.curation.sources.problems import Problems
+from training.curation.trajectories import Trajectories
 from training.mini.gemma import write_mini_gemma
 from training.policies.dense import InitDense, RevisionDense
 from training.policies.dialogues import Radiographs, Tokens, init_dialogue, revision_dialogue
-from training.policies.episodes import InitEpisodes
+from training.policies.episodes import InitEpisodes, RevisionEpisodes
 from training.policies.from_scratch import FromScratchLoss
 from training.policies.grpo import grpo_trainer, train_grpo
 from training.policies.measure import Player, measure_init
@@ -36,10 +35,7 @@ from training.policies.settings import LoraSettings
 from training.policies.sft import RunSettings, teachable, train_sft
 from training.policies.train import rows_of
 from training.run import MINI
-from xflow_core.domain import rle
-from xflow_core.domain.geometry import Box, mask_iou
-from xflow_core.radiograph.encoded import EncodedRadiograph
-from xflow_core.segmenters.protocol import Prediction, Prompt
+from xflow_core.segmenters.sam3 import Sam3Segmenter
 
 SETTINGS = read_settings(MINI)
 POLICIES = SETTINGS.policies
@@ -139,60 +135,44 @@ def _spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 # pi_rev ------------------------------------------------------------------------------------------------------------
 
 
-class Painter:
-    """A segmenter by rule: the box's ellipse; a click paints, or rubs out, a disc around it."""
-
-    def segment(self, image: EncodedRadiograph, prompts: Sequence[Prompt]) -> list[Prediction]:
-        return [Prediction(self._mask(image.radiograph.size, prompt)) for prompt in prompts]
-
-    def _mask(self, size: tuple[int, int], prompt: Prompt) -> np.ndarray:
-        rows, columns = (np.arange(side) + 0.5 for side in size)
-        y, x = (rows / size[0])[:, None], (columns / size[1])[None]
-        if prompt.previous is None or not prompt.clicks:
-            box = prompt.box or Box(0, 0, 1, 1)
-            return ((x - box.centre.x) / (box.width / 2)) ** 2 + ((y - box.centre.y) / (box.height / 2)) ** 2 < 1
-        click = prompt.clicks[-1]
-        disc = (x - click.point.x) ** 2 + (y - click.point.y) ** 2 < 0.08**2
-        mask = prompt.previous.mask
-        return mask | disc if click.polarity == "positive" else mask & ~disc
-
-
 @pytest.fixture(scope="module")
-def trajectories(sets: Path) -> list[dict[str, Any]]:
-    """Algorithm 1 on boxes of D_SFT's positive rows that are moved by a third, so that clicks are needed."""
-    folder = images(sets).images
-    made = []
-    radiographs = Radiographs(folder, RECIPE, 96, GRID)
-    for number, row in enumerate(rows_of(sets / "rows", SFT)):
-        if not row["present"] or row["level"] != "chest":
-            continue
-        image = radiographs.read(row["image"])
-        size = image.radiograph.size
-        for box in row["boxes"]:
-            truth = Painter()._mask(size, Prompt(Box(*(min(max(float(v), 0.0), 1.0) for v in box))))
-            wide = replace(SETTINGS.revision, jitter=0.35)
-            (found,) = revise(Painter(), image, [truth], wide, [np.random.default_rng(number)])
-            if found is not None and found.clicks and truth.sum() > 150:
-                made.append({
-                    **{name: row[name] for name in ("id", "image", "instruction", "finding")}, "size": list(size),
-                    "truth": rle.encode(truth), "box": found.box.to_json(),
-                    "masks": [rle.encode(mask) for mask in found.masks],
-                    "clicks": [{"polarity": c.polarity, "point": c.point.to_json()} for c in found.clicks],
-                    "ious": [mask_iou(mask, truth) for mask in found.masks],
-                })  # fmt: skip
-    return made
+def segmenter(tmp_path_factory: pytest.TempPathFactory) -> Sam3Segmenter:
+    return write_segmenter(tmp_path_factory.mktemp("segmenter"), RECIPE)
 
 
-def test_sft_teaches_pi_rev_where_to_click(sets: Path, trajectories: list[dict[str, Any]], tmp_path: Path) -> None:
+def revisions(sets: Path, segmenter: Sam3Segmenter, split: str, most: int) -> list[dict[str, Any]]:
+    """Of the first ``most`` positive questions of a split: for D_SFT the oracle's clicks, for D_RL where they begin."""
+    asked = [dict(row) for row in rows_of(sets / "rows", split) if row["present"]][:most]
+    problems = Problems()
+    maker = Trajectories(images(sets), segmenter, SETTINGS.revision, 0, problems)
+    return [row for row in maker.rows(split, iter(asked)) if not isinstance(row, str)]
+
+
+def test_sft_teaches_pi_rev_where_to_click(sets: Path, segmenter: Sam3Segmenter, tmp_path: Path) -> None:
     base = write_policy(tmp_path / "base", "init")
     model, gemma, tokens, radiographs = parts(base, sets, None, LoraSettings(16, 16, whole=True), tower=True)
     helps = replace(POLICIES.rev_sft.from_scratch, dense_steps=10)
     loss = FromScratchLoss(gemma, tokens, helps, RevisionDense(radiographs, 12), GRID)
     settings = replace(POLICIES.rev_sft, batch=8, warmup=5, from_scratch=helps)
     run = RunSettings(tmp_path / "out", per_device=8, steps=40, log_every=1)
+    clicks = revisions(sets, segmenter, SFT, 60)
     trainer = train_sft(
-        model, tokens, Dataset.from_list(trajectories * 4), revision_dialogue, radiographs, settings, run,
+        model, tokens, Dataset.from_list(clicks * 8), revision_dialogue, radiographs, settings, run,
         processor=gemma.processor, from_scratch=loss,
     )  # fmt: skip
     fell(logged(trainer, "loss/patches"))
     fell(logged(trainer, "loss/answer")[10:])
+
+
+def test_grpo_raises_pi_revs_gain(sets: Path, segmenter: Sam3Segmenter, tmp_path: Path) -> None:
+    base = write_policy(tmp_path / "base", "rev")
+    adapter = write_new_adapter(tmp_path / "adapter", base)
+    model, gemma, tokens, radiographs = parts(base, sets, adapter, LORA, tower=False)
+    # A few of the worst masks, again and again: what clicks bring there must rise soon.
+    worst = sorted(revisions(sets, segmenter, RL, 60), key=lambda row: float(row["ious"][0]))[:4]
+    episodes = RevisionEpisodes(radiographs, tokens, segmenter, answer_tokens=POLICIES.rev_rl.answer_tokens)
+    settings = replace(POLICIES.rev_rl, rate=4e-4, warmup=0)
+    run = RunSettings(tmp_path / "out", per_device=32, steps=20, log_every=1)
+    trainer = grpo_trainer(model, gemma, tokens, episodes, Dataset.from_list(worst * 20), settings, run)
+    train_grpo(trainer, run)
+    fell([-gain for gain in logged(trainer, "rewards/R_gain/mean")])
