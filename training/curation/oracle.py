@@ -120,7 +120,8 @@ def revise(
     settings: RevisionSettings,
     rngs: Sequence[np.random.Generator],
 ) -> list[Trajectory | None]:
-    """The trajectories of true components on one radiograph; None for one that clicked without improving its mask.
+    """The trajectories of true components on one radiograph; for one that clicks without improving its mask None, or the
+    mask that it begins with and no click (``settings.failed``).
 
     The segmenter is asked once for all boxes, and once a turn for all that are not finished.
 
@@ -149,8 +150,10 @@ def revise(
     made: list[Trajectory | None] = []
     for (box, _), truth, held, clicked in zip(begun, truths, masks, clicks, strict=True):
         ious = tuple(mask_iou(mask, truth) for mask in held)
-        useless = bool(clicked) and ious[-1] <= ious[0]
-        made.append(None if useless else Trajectory(box, tuple(held), tuple(clicked), ious))
+        if not clicked or ious[-1] > ious[0]:
+            made.append(Trajectory(box, tuple(held), tuple(clicked), ious))
+        else:
+            made.append(Trajectory(box, (held[0],), (), ious[:1]) if settings.failed == "done" else None)
     return made
 
 

@@ -56,12 +56,17 @@ class LungSettings:
 
 @dataclass(frozen=True)
 class RevisionSettings:
-    """Algorithm 1's numbers. guard_px: on the 1024-pixel frame. starts: starting states for RL, a component."""
+    """Algorithm 1's numbers. guard_px: on the 1024-pixel frame. starts: starting states for RL, a component.
+
+    failed: what becomes of a trajectory that clicks without improving its mask: "drop", as A.3 says, or "done": the
+    mask that it began with is shown, and that it is to be left as it is.
+    """
 
     clicks: int
     guard_px: float
     jitter: float
     starts: int
+    failed: Literal["drop", "done"] = "drop"
 
 
 @dataclass(frozen=True)

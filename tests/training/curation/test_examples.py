@@ -183,6 +183,20 @@ def test_a_trajectory_that_does_not_improve_is_not_shown() -> None:
     assert revise(Brush(deaf=True), None, [component()], REVISION, rngs) == [None]  # type: ignore[arg-type]
 
 
+def test_or_it_shows_that_the_mask_is_to_be_left_as_it_is() -> None:
+    rngs = [np.random.default_rng(0)]
+    kept = replace(REVISION, failed="done")
+    (made,) = revise(Brush(deaf=True), None, [component()], kept, rngs)  # type: ignore[arg-type]
+    assert made is not None
+    assert made.clicks == () and len(made.masks) == len(made.ious) == 1
+    # One that improves is the same either way.
+    (dropped,), (shown,) = (
+        revise(Brush(), None, [component()], each, [np.random.default_rng(0)])  # type: ignore[arg-type]
+        for each in (REVISION, kept)
+    )
+    assert dropped is not None and shown is not None and dropped.clicks == shown.clicks != ()
+
+
 def test_components_are_revised_side_by_side_as_they_would_be_alone() -> None:
     truths = [component(), np.roll(component(), (25, -20), (0, 1)), component()[::-1]]
     brush = Brush()
