@@ -120,8 +120,8 @@ def revise(
     settings: RevisionSettings,
     rngs: Sequence[np.random.Generator],
 ) -> list[Trajectory | None]:
-    """The trajectories of true components on one radiograph; for one that clicks without improving its mask None, or the
-    mask that it begins with and no click (``settings.failed``).
+    """The trajectories of true components on one radiograph; for one that clicks without improving its mask None, or
+    the mask that it begins with and no click (``settings.failed``).
 
     The segmenter is asked once for all boxes, and once a turn for all that are not finished.
 
