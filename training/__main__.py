@@ -28,6 +28,7 @@ COMMANDS = {
     "measure-policy": "training.policies.measure",
     "mini-base": "training.mini.base",
     "reproduction": "training.mini.report",
+    "compact all": "training.compact.stages",
     "compact survey": "training.compact.survey",
     "compact measure-survey": "training.compact.measure_survey",
     "compact segmenter": "training.compact.segmenter",

@@ -12,6 +12,8 @@ import pytest
 
 from training import run
 from training.__main__ import COMMANDS
+from training.compact import stages as compact
+from training.stages import Stage, told
 from xflow_core.domain.errors import CallError, EngineError
 
 
@@ -34,12 +36,19 @@ def test_both_stories_tell_the_papers_stages_in_their_order(tmp_path: Path) -> N
     assert [stage.name for stage in run.stages_of(arguments("mini", "--out", str(tmp_path)))] == ["sets", "base", *told]
 
 
-@pytest.mark.parametrize("story", ["paper", "mini"])
+def all_stages(story: str, out: Path) -> list[Stage]:
+    if story == "compact":
+        parser = argparse.ArgumentParser()
+        compact.add_arguments(parser)
+        return compact.stages_of(parser.parse_args(["--data", "pack", "--out", str(out)]))
+    return run.stages_of(paper(out) if story == "paper" else arguments("mini", "--out", str(out)))
+
+
+@pytest.mark.parametrize("story", ["paper", "mini", "compact"])
 def test_every_command_of_a_stage_is_one_that_its_own_parser_accepts(story: str, tmp_path: Path) -> None:
     import importlib
 
-    given = paper(tmp_path) if story == "paper" else arguments("mini", "--out", str(tmp_path))
-    for stage in run.stages_of(given):
+    for stage in all_stages(story, tmp_path):
         for command in stage.commands:
             if "training" in command:
                 words = list(command[command.index("training") + 1 :])
@@ -65,21 +74,21 @@ def test_the_papers_run_wants_the_real_sets_and_the_miniature_none(tmp_path: Pat
         run.stages_of(arguments("mini", "--out", str(tmp_path), "--base", "medgemma"))
 
 
-def stage(name: str, folder: Path, code: str = "", needs: tuple[str, ...] = ()) -> run.Stage:
+def stage(name: str, folder: Path, code: str = "", needs: tuple[str, ...] = ()) -> Stage:
     made = folder / name
     script = code or f"import pathlib; p = pathlib.Path({str(made)!r}); p.mkdir(); (p / 'x').write_text('')"
-    return run.Stage(name, "a stage", ((sys.executable, "-c", script),), (name,), needs)
+    return Stage(name, "a stage", ((sys.executable, "-c", script),), (name,), needs)
 
 
 @pytest.fixture
-def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[run.Stage]:
+def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
     made = [stage(name, tmp_path) for name in ("one", "two", "three")]
     monkeypatch.setattr(run, "stages_of", lambda given: made)
     return made
 
 
 def test_what_is_done_stands_on_disk_and_is_not_done_again(
-    stages: list[run.Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stages: list[Stage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.run(arguments("mini", "--out", str(tmp_path), "--skip", "two"))
     assert (tmp_path / "three").is_dir() and not (tmp_path / "two").exists()
@@ -88,10 +97,10 @@ def test_what_is_done_stands_on_disk_and_is_not_done_again(
     printed = capsys.readouterr().out
     assert printed.count("$ ") == 1 and shlex.quote(str(tmp_path / "two"))[1:-1] in printed
     state = json.loads((tmp_path / "state.json").read_text())
-    assert set(state) == {"one", "two", "three"} and state["two"]["commands"] == [run.told(stages[1].commands[0])]
+    assert set(state) == {"one", "two", "three"} and state["two"]["commands"] == [told(stages[1].commands[0])]
 
 
-def test_from_does_a_stage_and_all_after_it_anew(stages: list[run.Stage], tmp_path: Path) -> None:
+def test_from_does_a_stage_and_all_after_it_anew(stages: list[Stage], tmp_path: Path) -> None:
     run.run(arguments("mini", "--out", str(tmp_path)))
     kept = (tmp_path / "one" / "x").stat().st_mtime_ns
     (tmp_path / "two" / "left over").write_text("")
@@ -100,7 +109,7 @@ def test_from_does_a_stage_and_all_after_it_anew(stages: list[run.Stage], tmp_pa
     assert not (tmp_path / "two" / "left over").exists() and (tmp_path / "three" / "x").exists()
 
 
-def test_only_runs_that_stage(stages: list[run.Stage], tmp_path: Path) -> None:
+def test_only_runs_that_stage(stages: list[Stage], tmp_path: Path) -> None:
     run.run(arguments("mini", "--out", str(tmp_path), "--only", "two", "--jobs", "1"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policies.json", "state.json", "two"]
     with pytest.raises(CallError, match="no stage 'four'"):
@@ -118,8 +127,9 @@ def test_a_stage_that_fails_stops_the_run_and_is_tried_again(tmp_path: Path, mon
     assert (tmp_path / "three").is_dir()
 
 
-def test_every_stage_needs_only_stages_before_it_and_what_it_reads_is_made_by_them(tmp_path: Path) -> None:
-    stages = run.stages_of(arguments("mini", "--out", str(tmp_path)))
+@pytest.mark.parametrize("story", ["mini", "compact"])
+def test_every_stage_needs_only_stages_before_it_and_what_it_reads_is_made_by_them(story: str, tmp_path: Path) -> None:
+    stages = all_stages(story, tmp_path)
     before: dict[str, set[str]] = {}
     for each in stages:
         assert set(each.needs) <= set(before), each.name

@@ -364,6 +364,9 @@ def _commands(training: dict[str, Any]) -> list[str]:
     seeds = [settings["seed"] for settings in segmenters]
     folders = " ".join(f"SEGMENTER/{seed}" for seed in seeds)
     return [
+        "# all of it, resumable:",
+        f"{call} all --data PACK --out WORK",
+        "# one by one:",
         *(course("survey", f"SURVEY/{run['fold']}", run, f" --fold {run['fold']}") for run in surveys),
         f"{call} measure-survey --data PACK --weights {weights('survey', [run['fold'] for run in surveys])} "
         "--work SURVEY",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.run import STATE
+from training.stages import STATE
 from xflow_core.domain.errors import CallError
 from xflow_core.export.files import write_whole
 
