@@ -121,7 +121,7 @@ def revise(
     rngs: Sequence[np.random.Generator],
 ) -> list[Trajectory | None]:
     """The trajectories of true components on one radiograph; for one that clicks without improving its mask None, or
-    the mask that it begins with and no click (``settings.failed``).
+    the mask that it begins with and no click (``settings.left_alone``).
 
     The segmenter is asked once for all boxes, and once a turn for all that are not finished.
 
@@ -148,12 +148,13 @@ def revise(
             current[number] = prediction
             masks[number].append(prediction.mask)
     made: list[Trajectory | None] = []
-    for (box, _), truth, held, clicked in zip(begun, truths, masks, clicks, strict=True):
+    for (box, _), truth, held, clicked, rng in zip(begun, truths, masks, clicks, rngs, strict=True):
         ious = tuple(mask_iou(mask, truth) for mask in held)
         if not clicked or ious[-1] > ious[0]:
             made.append(Trajectory(box, tuple(held), tuple(clicked), ious))
         else:
-            made.append(Trajectory(box, (held[0],), (), ious[:1]) if settings.failed == "done" else None)
+            shown = rng.random() < settings.left_alone
+            made.append(Trajectory(box, (held[0],), (), ious[:1]) if shown else None)
     return made
 
 

@@ -58,15 +58,15 @@ class LungSettings:
 class RevisionSettings:
     """Algorithm 1's numbers. guard_px: on the 1024-pixel frame. starts: starting states for RL, a component.
 
-    failed: what becomes of a trajectory that clicks without improving its mask: "drop", as A.3 says, or "done": the
-    mask that it began with is shown, and that it is to be left as it is.
+    left_alone: share of the trajectories that click without improving their masks which are shown all the same, as a
+    mask that is to be left as it is; 0 drops them all, as A.3 says.
     """
 
     clicks: int
     guard_px: float
     jitter: float
     starts: int
-    failed: Literal["drop", "done"] = "drop"
+    left_alone: float = 0.0
 
 
 @dataclass(frozen=True)

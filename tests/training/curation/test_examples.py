@@ -185,7 +185,7 @@ def test_a_trajectory_that_does_not_improve_is_not_shown() -> None:
 
 def test_or_it_shows_that_the_mask_is_to_be_left_as_it_is() -> None:
     rngs = [np.random.default_rng(0)]
-    kept = replace(REVISION, failed="done")
+    kept = replace(REVISION, left_alone=1.0)
     (made,) = revise(Brush(deaf=True), None, [component()], kept, rngs)  # type: ignore[arg-type]
     assert made is not None
     assert made.clicks == () and len(made.masks) == len(made.ious) == 1
