@@ -157,7 +157,7 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
         return training(
             "evaluate", "--set", f"{at['d-eval']}/set.jsonl", "--bundle", f"{at['bundles']}/{name}",
             "--stages", str(number), "--out", f"{at['figures']}/{name}",
-            "--keep", f"{at['stored']}/{name}/chexpercept", "--resume",
+            "--keep", f"{at['stored']}/{name}/chexpercept", "--resume", "--empty-is-absent",
         )  # fmt: skip
 
     def measure(role: str, name: str, *words: str) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from training.evaluation.calibration import brier, calibration, calibration_erro
 from training.evaluation.metrics import Answered
 from training.evaluation.report import worst_of
 from xflow_core.export.files import write_mask
+from xflow_core.segmenters.compact import CompactSegmenter
+from xflow_core.segmenters.protocol import Prediction
 
 SIZE = (1955, 1841)  # of the demo's radiograph
 ASKED = {
@@ -84,6 +86,23 @@ def test_a_stopped_evaluation_goes_on_and_a_batch_answers_the_same(rows: Path, t
     assert "http" not in page.replace("http-equiv", "")
     assert str(rows.parent) not in page
     assert page.count("data:image/png") == 2, "overlap and reliability"
+
+
+def test_an_answer_without_a_pixel_is_an_error_or_said_to_count_as_the_papers_measure_counts_it(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The segmenter finds nothing in any box.
+    empty = lambda self, image, prompts: [Prediction(np.zeros(SIZE, bool)) for _ in prompts]  # noqa: E731
+    monkeypatch.setattr(CompactSegmenter, "segment", empty)
+    with pytest.raises(SystemExit):
+        evaluate(rows, tmp_path / "strict", "--stages", "1")
+    assert "judged present, but no mask has a pixel left" in capsys.readouterr().err
+    kept = tmp_path / "kept"
+    figures = evaluate(rows, tmp_path / "out", "--stages", "1", "--empty-is-absent", "--keep", str(kept))
+    assert figures["empty"] == figures["n"] == 3
+    assert figures["gIoU"] == 0 and figures["found"] == 0
+    stated = [json.loads(line) for line in (kept / "presence.jsonl").read_text().splitlines()]
+    assert {line["id"]: line["present"] for line in stated} == dict.fromkeys("abc", False)
 
 
 def test_words_that_a_batch_would_read_otherwise_are_an_error(

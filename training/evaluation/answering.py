@@ -21,7 +21,7 @@ from xflow_core.bundles.loading import load_engine
 from xflow_core.bundles.manifest import Bundle
 from xflow_core.domain.errors import CallError, EngineError, XFlowError
 from xflow_core.domain.instruction import Instruction, parse_instruction
-from xflow_core.domain.trace import Trace
+from xflow_core.domain.trace import BoxesStep, MaskStep, Trace
 from xflow_core.export.files import read_trace, write_trace, write_whole
 from xflow_core.radiograph.reading import read_radiograph
 from xflow_core.workflow.engine import Engine
@@ -42,6 +42,7 @@ class Asking:
         name: the bundle as typed.
         workers: more than one, or ``ray``, takes the batch path.
         threads: of torch, in this process or in each worker.
+        empty_is_absent: take an answer that was judged present and of whose masks no pixel is left (:func:`is_empty`).
     """
 
     out: Path
@@ -54,6 +55,7 @@ class Asking:
     resume: bool = False
     workers: int = 1
     ray: str | None = None
+    empty_is_absent: bool = False
 
     def trace_file(self, row: Row) -> Path:
         """Raises CallError: the row's id is no file name."""
@@ -131,7 +133,7 @@ def answers(
         _in_batch(asking, pending) if asking.workers > 1 or asking.ray is not None else _here(asking, pending, engine)
     )
     for row, trace in made:
-        if not _answered(trace):
+        if not (_answered(trace) or (asking.empty_is_absent and is_empty(trace))):
             reason = trace.result.message if trace.result is not None else "there is no result"
             raise EngineError(f"Row {row.id} has no answer: {reason}")
         write_trace(asking.trace_file(row), trace)
@@ -197,6 +199,15 @@ def _in_batch(asking: Asking, rows: Sequence[Row]) -> Iterator[tuple[Row, Trace]
         yield row, read_trace(path)
     shutil.rmtree(out, ignore_errors=True)
     given.unlink()
+
+
+def is_empty(trace: Trace) -> bool:
+    """Whether an answer failed for this alone: judged present, every box got a mask, and none has a pixel left."""
+    boxes, masks = trace.last(BoxesStep), [step for step in trace.steps if isinstance(step, MaskStep)]
+    if _answered(trace) or boxes is None or not boxes.boxes:
+        return False
+    last = {step.component: step for step in masks}
+    return {box.component for box in boxes.boxes} == set(last) and not any(s.mask.array.any() for s in last.values())
 
 
 def _answered(trace: Trace) -> bool:

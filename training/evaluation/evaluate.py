@@ -5,8 +5,9 @@ row under ``traces/`` and ``report.html`` into DIR, a page to be opened in any b
 cases. ``--resume`` takes the traces of an earlier run that was stopped. ``--workers`` and ``--ray`` answer through
 ``xflow batch``; otherwise an image is encoded once for all its rows. A row that cannot be answered (the bundle lacks
 the finding, an image is unreadable, the engine fails) is an error and ends the evaluation with a sentence: a missing
-prediction is never an "absent". ``--skip-unsupported`` leaves out, and counts, the rows of findings that the bundle
-does not answer."""
+prediction is never an "absent". Nor is one that was judged present and has no pixel, unless ``--empty-is-absent`` says
+so, as the paper's measure does, which sees masks alone; how many they are stands in ``metrics.json``.
+``--skip-unsupported`` leaves out, and counts, the rows of findings that the bundle does not answer."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from training.evaluation.answering import Asking, answers
+from training.evaluation.answering import Asking, answers, is_empty
 from training.evaluation.calibration import calibration
 from training.evaluation.metrics import MEASURES, Answered, boxes_of, metrics, pixels_of, resamples
 from training.evaluation.predictions import PredictionWriter
@@ -61,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1, help="more than one: answer through xflow batch")
     parser.add_argument("--ray", help="the address of a Ray cluster to answer on; it must see all paths")
     parser.add_argument("--skip-unsupported", action="store_true")
+    parser.add_argument(
+        "--empty-is-absent",
+        action="store_true",
+        help="count an answer that is judged present and has no pixel as the paper's measure does; else it is an error",
+    )
     parser.add_argument("--keep", type=Path, help="store the predictions in this folder, for `score` and `tables`")
     parser.add_argument("--lungs", type=Path, help="images with drawn lungs (pack-set's lungs.jsonl), for their boxes")
 
@@ -73,8 +79,9 @@ def answered_of(row: Row, trace: Trace) -> Answered:
     """
     size = trace.image.size
     truth = row.truth(size)
-    result, presence = trace.last(ResultStep), trace.last(PresenceStep)
-    mask = np.zeros(size, bool) if result.mask is None else result.mask.array
+    presence = trace.last(PresenceStep)
+    mask = mask_of(trace)
+    returned = bool(mask.any())
     first = np.zeros(size, bool)
     for step in trace.steps:
         if isinstance(step, MaskStep) and step.turn == 0:
@@ -90,10 +97,10 @@ def answered_of(row: Row, trace: Trace) -> Answered:
         finding=row.instruction.finding,
         level=row.instruction.level,
         positive=row.mask is not None,
-        returned=result.present,
+        returned=returned,
         probability=probability_of(presence),
         **pixels_of(mask, truth, speck),
-        first_iou=mask_iou(first, truth) if result.present else None,
+        first_iou=mask_iou(first, truth) if returned else None,
         boxes=len(predicted),
         true_boxes=len(true),
         box_hits=sum(any(t.iou(p) >= HIT for p in predicted) for t in true),
@@ -101,6 +108,13 @@ def answered_of(row: Row, trace: Trace) -> Answered:
         lung_box_iou=float(np.mean(matched)) if matched else None,
         seconds=round(trace.seconds["total"], 4),
     )
+
+
+def mask_of(trace: Trace) -> np.ndarray:
+    """An answer's mask, bool ``[H, W]``; without a pixel where it is absent, or empty (:func:`.answering.is_empty`)."""
+    result: ResultStep | None = trace.last(ResultStep)
+    mask = None if result is None else result.mask
+    return np.zeros(trace.image.size, bool) if mask is None else mask.array
 
 
 def probability_of(presence: PresenceStep) -> float | None:
@@ -187,6 +201,7 @@ def run(arguments: argparse.Namespace) -> None:
         resume=arguments.resume,
         workers=arguments.workers,
         ray=arguments.ray,
+        empty_is_absent=arguments.empty_is_absent,
     )
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -194,14 +209,14 @@ def run(arguments: argparse.Namespace) -> None:
         raise CallError(f"The folder {arguments.out} cannot be made: {problem.strerror}.") from None
     engine = functools.cache(lambda: load_engine(arguments.bundle, arguments.device))
     found = {}
+    empty = 0
     with contextlib.ExitStack() as stack:
         keep = None if arguments.keep is None else stack.enter_context(PredictionWriter(arguments.keep))
         for row, trace in answers(asking, supported, engine):
             found[row.id] = answered_of(row, trace)
             if keep is not None:
-                mask = trace.last(ResultStep).mask
-                array = np.zeros(trace.image.size, bool) if mask is None else mask.array
-                keep.add(row.id, array, found[row.id].probability)
+                keep.add(row.id, mask_of(trace), found[row.id].probability)
+            empty += is_empty(trace)
     answered = [found[row.id] for row in supported]
     identity = bundle.identity
     facts: dict[str, Any] = {
@@ -209,6 +224,7 @@ def run(arguments: argparse.Namespace) -> None:
         "bundle": identity.to_json(),
         "stages": arguments.stages,
         "left_out": left_out,
+        "empty": empty,
         "calibration": calibration(answered),
     }
     if arguments.lungs is not None:
