@@ -158,6 +158,8 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
             "evaluate", "--set", f"{at['d-eval']}/set.jsonl", "--bundle", f"{at['bundles']}/{name}",
             "--stages", str(number), "--out", f"{at['figures']}/{name}",
             "--keep", f"{at['stored']}/{name}/chexpercept", "--resume", "--empty-is-absent",
+            # Side by side, two threads each would wait for each other most of the time.
+            *(("--threads", "1") if story.jobs > 1 else ()),
         )  # fmt: skip
 
     def measure(role: str, name: str, *words: str) -> tuple[str, ...]:

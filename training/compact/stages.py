@@ -90,7 +90,7 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
             training("pack-set", *data, "--split", "dev", "--out", dev),
             training(
                 "evaluate", "--set", f"{dev}/set.jsonl", "--lungs", f"{dev}/lungs.jsonl", *asked,
-                "--out", measured["evaluation"],
+                "--out", measured["evaluation"], "--threads", "1",
             ),
         ), ("dev", "evaluation"), ("bundle",)),
         Stage("guards", "what is no upright frontal chest radiograph", (
