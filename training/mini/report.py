@@ -37,6 +37,7 @@ _CURVES = {
     "pi_rev_sft": ("loss/answer", "loss/patches"),
     "pi_rev": ("reward", "rewards/R_gain/mean"),
 }
+_WIDEST = 900
 Measured = Mapping[str, Any]
 
 
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     for name in POLICIES:
         picture = arguments.runs[0] / "measured" / f"{name}.png"
         if picture.is_file():
-            write_whole(images / f"reproduction-{name.replace('_', '-')}.png", picture.read_bytes())
+            write_whole(images / f"reproduction-{name.replace('_', '-')}.jpg", jpeg(picture))
     old = arguments.out.read_text(encoding="utf-8") if arguments.out.is_file() else ""
     notes = old[old.index(NOTES) :] if NOTES in old else f"{NOTES}\n"
     write_whole(arguments.out, f"{page(runs)}\n{notes}".encode())
@@ -281,13 +282,13 @@ def page(runs: Sequence[Run]) -> str:
         "questions sampled.",
         "",
         *(
-            f"![{POLICIES[name]}](images/reproduction-{name.replace('_', '-')}.png)\n"
+            f"![{POLICIES[name]}](images/reproduction-{name.replace('_', '-')}.jpg)\n"
             for name in ("pi_init_sft", "pi_init")
         ),
         "pi_rev: the mask in red, the truth's outline in yellow, the next click in green (adds) or blue (takes away).",
         "",
         *(
-            f"![{POLICIES[name]}](images/reproduction-{name.replace('_', '-')}.png)\n"
+            f"![{POLICIES[name]}](images/reproduction-{name.replace('_', '-')}.jpg)\n"
             for name in ("pi_rev_sft", "pi_rev")
         ),
         "## Time",
@@ -383,6 +384,19 @@ def times(runs: Sequence[Run]) -> list[str]:
         lines.append([stage, *(f"{one.seconds.get(stage, 0.0):.0f}" for one in runs)])
     lines.append(["from beginning to end", *(f"{one.whole:.0f}" for one in runs)])
     return _table(lines)
+
+
+def jpeg(picture: Path) -> bytes:
+    """A sheet of pictures as a page shows it: at most 900 pixels wide."""
+    from PIL import Image
+
+    with Image.open(picture) as opened:
+        sheet = opened.convert("RGB")
+    if sheet.width > _WIDEST:
+        sheet = sheet.resize((_WIDEST, round(sheet.height * _WIDEST / sheet.width)), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    sheet.save(buffer, "JPEG", quality=80)
+    return buffer.getvalue()
 
 
 def curves(runs: Sequence[Run]) -> bytes:
