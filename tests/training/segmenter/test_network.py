@@ -138,7 +138,7 @@ def test_first_prompts_are_boxes_points_and_both_in_their_shares(settings: Setti
         if prompt.box is not None:
             moved = np.abs(np.array(prompt.box.to_json()) - np.array(true_box.to_json()))
             sides = np.array([true_box.width, true_box.height] * 2)
-            assert (moved <= settings.revision.jitter * sides + 1e-9).all()
+            assert (moved <= shares.jitter * sides + 1e-9).all()
         for click in prompt.clicks:
             assert truth[click.point.pixel(truth.shape)] == (click.polarity == "positive")
     polarities = {click.polarity for prompt in asked if prompt.box is not None for click in prompt.clicks}
