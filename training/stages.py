@@ -48,6 +48,8 @@ def follow(stages: Sequence[Stage], arguments: argparse.Namespace, out: Path, jo
     for name in (arguments.start, *(arguments.only or ()), *arguments.skip):
         if name is not None and name not in names:
             raise CallError(f"There is no stage {name!r}; the stages are {', '.join(names)}.")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise CallError(f"--jobs is {arguments.jobs}; it counts from 1.")
     if arguments.list:
         for stage in stages:
             print(f"{stage.name}: {stage.why}")

@@ -109,6 +109,11 @@ def test_from_does_a_stage_and_all_after_it_anew(stages: list[Stage], tmp_path: 
     assert not (tmp_path / "two" / "left over").exists() and (tmp_path / "three" / "x").exists()
 
 
+def test_jobs_count_from_one(stages: list[Stage], tmp_path: Path) -> None:
+    with pytest.raises(CallError, match="--jobs is 0; it counts from 1"):
+        run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "0"))
+
+
 def test_only_runs_that_stage(stages: list[Stage], tmp_path: Path) -> None:
     run.run(arguments("mini", "--out", str(tmp_path), "--only", "two", "--jobs", "1"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policies.json", "state.json", "two"]
