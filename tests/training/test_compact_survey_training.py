@@ -16,6 +16,7 @@ from training.compact.pack import BITS, Record, bit, load_pack, stretch
 from training.compact.plausible import plausible_lungs
 from training.compact.survey import FOLDS, Targets, beside, fold_of, loss_of, targets_of
 from training.compact.synthetic import draw_lesion
+from xflow_core.domain.errors import CallError
 from xflow_core.policies.compact_network import CLASSES, MAPS, SIDE, Survey, SurveyNet, flipped
 from xflow_core.radiograph.square import to_square
 
@@ -64,6 +65,14 @@ def test_a_pack_that_was_read_before_is_the_same(folder: Path, tmp_path: Path) -
     again = load_pack(folder, tmp_path / "cache", 64)
     assert again.records == first.records
     assert np.array_equal(again.masks, first.masks) and np.array_equal(again.images, first.images)
+
+
+def test_a_folder_that_is_no_pack_and_a_lost_picture_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CallError, match="is not the pack of radiographs: No such file or directory"):
+        load_pack(tmp_path / "nowhere", tmp_path / "cache", 64)
+    (folder / "two.png").unlink()
+    with pytest.raises(CallError, match=r"two\.png is not a readable picture"):
+        load_pack(folder, tmp_path / "cache", 64)
 
 
 def test_a_patient_in_both_splits_is_an_error(folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import cv2
 import numpy as np
 from scipy import ndimage
 
+from xflow_core.domain.errors import CallError
 from xflow_core.radiograph.square import to_square
 
 BITS = (
@@ -134,7 +136,7 @@ def split_lungs(merged: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 def _read_grey(path: Path) -> np.ndarray:
     picture = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
     if picture is None:
-        raise FileNotFoundError(f"{path} is not a readable picture; is the pack complete?")
+        raise CallError(f"{path} is not a readable picture; is the pack complete?")
     return picture
 
 
@@ -142,10 +144,21 @@ def _read_mask(path: Path, side: int) -> np.ndarray:
     return to_square(_read_grey(path), side) > 0.5
 
 
+def _manifest(data: Path) -> bytes:
+    try:
+        return (data / "manifest.csv").read_bytes()
+    except OSError as problem:
+        raise CallError(f"{data} is not the pack of radiographs: {problem.strerror} (manifest.csv).") from None
+
+
 def manifest_rows(data: Path) -> dict[tuple[str, str], list[dict[str, str]]]:
-    """The manifest's rows of tier A and A2 in both splits, by (source, image id), in order."""
-    with (data / "manifest.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["split"] in ("train", "dev") and row["tier"] in ("A", "A2")]
+    """The manifest's rows of tier A and A2 in both splits, by (source, image id), in order.
+
+    Raises:
+        CallError: the folder is no pack.
+    """
+    every = csv.DictReader(io.StringIO(_manifest(data).decode(), newline=""))
+    rows = [row for row in every if row["split"] in ("train", "dev") and row["tier"] in ("A", "A2")]
     images: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
         images.setdefault((row["source"], row["id"]), []).append(row)
@@ -210,9 +223,9 @@ def load_pack(data: Path, cache: Path, side: int = 512) -> Pack:
         side: pixels of the square's side.
 
     Raises:
-        FileNotFoundError: a file that the manifest names is not there.
+        CallError: the folder is no pack, or a file that the manifest names is not there.
     """
-    sha256 = hashlib.sha256((data / "manifest.csv").read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(_manifest(data)).hexdigest()
     stem = f"pack-{side}-{sha256[:12]}-v{_VERSION}"
     index, pictures, bits = (cache / f"{stem}{end}" for end in (".json", "-images.npy", "-masks.npy"))
     if not index.is_file():

@@ -131,9 +131,19 @@ def test_a_large_radiograph_is_reduced_for_the_oracle(sets: Sets, monkeypatch: p
     height, width = examples.read(0).radiograph.size
     assert {component.mask.shape for component in examples[0].components} == {(height, width)}
     monkeypatch.setattr("training.segmenter.examples.FRAME", 48)
-    small = examples[0]
+    small = sets.examples(1)[0]
     assert small.picture.shape == (SIDE, SIDE)
     assert {max(component.mask.shape) for component in small.components} == {48}
+
+
+def test_an_example_is_read_once_while_there_is_room(sets: Sets, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = sets.examples(1)[0]
+    held = one.picture.nbytes + sum(component.mask.nbytes for component in one.components)
+    monkeypatch.setattr("training.segmenter.examples.KEPT_BYTES", held)
+    examples = sets.examples(2)
+    assert examples[0] is examples[0]
+    assert examples[1] is not examples[1]
+    assert torch.equal(examples[0].picture, one.picture)
 
 
 def test_rows_that_are_not_there_or_have_no_mask_are_refused(sets: Sets, tmp_path: Path) -> None:
