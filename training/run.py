@@ -132,6 +132,8 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
     sets = ("--data", str(data))
     rows, clicks = ("--rows", at["instructions"]), ("--rows", at["trajectories"])
     language = ("--base", str(base))
+    # Side by side, two threads each would wait for each other most of the time.
+    alone = ("--threads", "1") if story.jobs > 1 else ()
     frozen = f"{at['bundles']}/segmenter"
 
     def training(*words: str) -> tuple[str, ...]:
@@ -157,9 +159,7 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
         return training(
             "evaluate", "--set", f"{at['d-eval']}/set.jsonl", "--bundle", f"{at['bundles']}/{name}",
             "--stages", str(number), "--out", f"{at['figures']}/{name}",
-            "--keep", f"{at['stored']}/{name}/chexpercept", "--resume", "--empty-is-absent",
-            # Side by side, two threads each would wait for each other most of the time.
-            *(("--threads", "1") if story.jobs > 1 else ()),
+            "--keep", f"{at['stored']}/{name}/chexpercept", "--resume", "--empty-is-absent", *alone,
         )  # fmt: skip
 
     def measure(role: str, name: str, *words: str) -> tuple[str, ...]:
@@ -231,10 +231,19 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
             measure("init", "pi_init_sft", *rows),
             measure("init", "pi_init", *rows),
         ), ("measured/pi_init_sft.json", "measured/pi_init.json"), ("init-rl",)),
-        Stage("measure-rev", "pi_rev by itself: greedy, sampled, by finding, beside what is no policy", (
+        Stage("measure-segmenter", "F_seg by itself: what an oracle's clicks bring, from where pi_rev begins", (
+            training(
+                "measure-segmenter", *sets, *rows, "--segmenter", at["segmenter"], "--side", str(story.side),
+                "--split", "eval", "--limit", str(story.measured), *config, *seed, *alone,
+                "--out", f"{at['measured']}/segmenter",
+            ),
+        ), ("measured/segmenter",), ("segmenter",)),
+        Stage("measure-rev-sft", "pi_rev before RL: greedy, sampled, by finding, beside what is no policy", (
             measure("rev", "pi_rev_sft", *clicks, "--bundle", frozen),
+        ), ("measured/pi_rev_sft.json",), ("rev-sft",)),
+        Stage("measure-rev", "pi_rev after RL: the same", (
             measure("rev", "pi_rev", *clicks, "--bundle", frozen),
-        ), ("measured/pi_rev_sft.json", "measured/pi_rev.json"), ("rev-rl",)),
+        ), ("measured/pi_rev.json",), ("rev-rl",)),
         Stage("evaluation", "D_eval, answered by every row of Table 2 (5.2)", (
             training("evaluation-set", *sets, "--splits", at["splits"], "--out", at["d-eval"], *config),
             evaluate("xflow-1-sft", 1), evaluate("xflow-1-rl", 1), evaluate("xflow-2-sft", 2), evaluate("xflow", 2),

@@ -121,14 +121,19 @@ def components(rows: Sequence[Row], size: tuple[int, int]) -> list[Component]:
     return list(found.values())
 
 
-def jittered_box(image: str, box: Box, seed: int) -> Box:
-    """The box asked with: the same for one image's name, true box and seed."""
+def jittered_box(image: str, box: Box, seed: int, jitter: float = JITTER) -> Box:
+    """The box asked with: the same for one image's name, true box and seed. jitter: in shares of the box's side."""
     digest = hashlib.sha256(json.dumps([seed, image, box.to_json()]).encode()).digest()
-    return jittered(box, JITTER, np.random.default_rng(list(digest)))
+    return jittered(box, jitter, np.random.default_rng(list(digest)))
 
 
 def prompted(
-    segmenter: PromptableSegmenter, image: EncodedRadiograph, path: Path, component: Component, seed: int
+    segmenter: PromptableSegmenter,
+    image: EncodedRadiograph,
+    path: Path,
+    component: Component,
+    seed: int,
+    jitter: float = JITTER,
 ) -> Prompted:
     """One component of the image of ``path`` asked for by its box, then by the oracle's clicks on the mask before.
 
@@ -137,7 +142,7 @@ def prompted(
     Raises:
         EngineError: the segmenter failed, or gave a mask of another size; the message names the image.
     """
-    box = jittered_box(path.name, component.box, seed)
+    box = jittered_box(path.name, component.box, seed, jitter)
     clicks: list[Click] = []
     previous: Prediction | None = None
     iou: list[float] = []

@@ -31,6 +31,7 @@ POLICIES = {
     "pi_rev_sft": "pi_rev, SFT",
     "pi_rev": "pi_rev, RL",
 }
+SEGMENTER = "segmenter"
 _CURVES = {
     "pi_init_sft": ("loss/answer", "loss/patches"),
     "pi_init": ("reward", "rewards/R_box/mean"),
@@ -82,6 +83,7 @@ class Run:
         try:
             state = json.loads((folder / STATE).read_text())
             measured = {name: json.loads((folder / "measured" / f"{name}.json").read_text()) for name in POLICIES}
+            measured[SEGMENTER] = json.loads((folder / "measured" / SEGMENTER / "metrics.json").read_text())
             logs = {
                 name: json.loads((folder / name / "trainer_state.json").read_text())["log_history"] for name in POLICIES
             }
@@ -164,6 +166,11 @@ def _recalls(measured: Mapping[str, Measured]) -> tuple[str, bool]:
     return ", ".join(told), holds
 
 
+def _first_click(measured: Mapping[str, Measured]) -> tuple[str, bool]:
+    gain, error = measured[SEGMENTER]["gains"]["first_click"]
+    return f"{gain:+.4f} ± {error:.4f}", gain > 2 * error
+
+
 def _gain(measured: Mapping[str, Measured]) -> tuple[str, bool]:
     of = measured["pi_rev_sft"]
     gain, error = _number(of, "greedy/all/gain"), _error(of, "greedy/all/gain")
@@ -204,6 +211,7 @@ def _clicked(measured: Mapping[str, Measured]) -> tuple[str, bool]:
 
 
 CLAIMS = (
+    Claim("F_seg", "an oracle's first click helps, by two standard errors", _first_click),
     Claim("pi_init, SFT", "lung IoU at least 0.90", _at_least("pi_init_sft", "greedy/all/lung_iou", 0.9)),
     Claim("pi_init, SFT", "presence F1 at least 0.80", _at_least("pi_init_sft", "greedy/all/f1", 0.8)),
     Claim(
@@ -270,7 +278,11 @@ def page(runs: Sequence[Run]) -> str:
         parts += [*([f"Run {number + 1}:", ""] if len(runs) > 1 else []), *table_2(one), ""]
     parts += ["## By finding", "", "Greedy, and sampled at temperature 1; nothing constrains what is written.", ""]
     for number, one in enumerate(runs):
-        parts += [*([f"Run {number + 1}:", ""] if len(runs) > 1 else []), *of_init(one), "", *of_revision(one), ""]
+        parts += [
+            *([f"Run {number + 1}:", ""] if len(runs) > 1 else []),
+            *(*of_init(one), "", *of_revision(one), ""),
+            *(*of_segmenter(one), ""),
+        ]
     parts += [
         "## Learning curves",
         "",
@@ -306,6 +318,15 @@ def page(runs: Sequence[Run]) -> str:
 
 def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def of_segmenter(one: Run) -> list[str]:
+    """The IoU after the box and after each of an oracle's clicks."""
+    of = one.measured[SEGMENTER]
+    lines = [["finding", "components", "box", *(f"{number + 1} clicks" for number in range(len(of["iou"]) - 1))]]
+    for name, found in (("all", of), *of["by_finding"].items()):
+        lines.append([name, str(found["n"]), *(f"{iou:.3f}" for iou in found["iou"])])
+    return [f"F_seg and an oracle, from boxes moved by {of['jitter']:g} of their sides; IoU.", "", *_table(lines)]
 
 
 def _table(lines: Sequence[Sequence[str]]) -> list[str]:

@@ -1,10 +1,10 @@
 """``python -m training measure-segmenter --data SETS --rows INSTRUCTIONS --segmenter FOLDER --side N --out DIR``
 
 A segmenter's folder alone, measured as ``evaluate-prompts`` measures a bundle's: each true component of a split's
-radiographs asked for by its box, jittered by 10 %, and then by up to four oracle clicks. Writes ``metrics.json`` (the
-mean IoU after 0 .. 4 clicks; and what the first click, and the three after it, bring, with standard errors over
-radiographs) and ``per_row.csv``. For fresh cases, take the rows of a miniature that nothing was trained on. Not for
-clinical use.
+radiographs asked for by its box, moved as pi_rev's are (``--jitter``), and then by up to four oracle clicks. Writes
+``metrics.json`` (the mean IoU after 0 .. 4 clicks; and what the first click, and the three after it, bring, with
+standard errors over radiographs) and ``per_row.csv``. For fresh cases, take the rows of a miniature that nothing was
+trained on. Not for clinical use.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import torch
 from training.curation.division import VAL
 from training.curation.paper import PAPER, read_settings
 from training.curation.sources.problems import Problems
-from training.evaluation.evaluate_prompts import JITTER, Component, Prompted, by_finding, figures, prompted, table
+from training.evaluation.evaluate_prompts import Component, Prompted, by_finding, figures, prompted, table
 from training.segmenter.examples import Examples, components_on, marked_radiographs, whole
 from xflow_core import NOT_FOR_CLINICAL_USE
+from xflow_core.bundles.foundation_backend import choose_device
 from xflow_core.domain.errors import NotWritten
 from xflow_core.domain.geometry import Box
 from xflow_core.export.files import write_whole
@@ -44,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, help="radiographs, from the first on")
     parser.add_argument("--config", type=Path, default=PAPER)
     parser.add_argument("--recipe", default="mimic-cxr-jpg")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0, help="of the jitter")
+    parser.add_argument("--jitter", type=float, help="in shares of a box's side (the configuration's of revision)")
     parser.add_argument("--threads", type=int, default=2)
 
 
@@ -55,15 +57,16 @@ def run(arguments: argparse.Namespace) -> None:
     sources = settings.sources.under(arguments.data)
     marked = whole(marked_radiographs(arguments.rows, arguments.split), sources, Problems())[: arguments.limit]
     segmenter = Sam3Segmenter.load(
-        arguments.segmenter, side=arguments.side, recipe=arguments.recipe, device=arguments.device
+        arguments.segmenter, side=arguments.side, recipe=arguments.recipe, device=choose_device(arguments.device)
     )
     examples = Examples(marked, sources, arguments.recipe, arguments.side)
-    found = list(measured(segmenter, examples, arguments.seed))
+    jitter = settings.revision.jitter if arguments.jitter is None else arguments.jitter
+    found = list(measured(segmenter, examples, arguments.seed, jitter))
     report = {
         "segmenter": arguments.segmenter.name,
         "split": arguments.split,
         "seed": arguments.seed,
-        "jitter": JITTER,
+        "jitter": jitter,
         "notice": NOT_FOR_CLINICAL_USE,
         **figures(found),
         "gains": gains(found),
@@ -78,7 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
     LOG.info("IoU after 0 to 4 clicks: %s, over %d components; gains %s", report["iou"], len(found), report["gains"])
 
 
-def measured(segmenter: PromptableSegmenter, examples: Examples, seed: int) -> Iterator[Prompted]:
+def measured(segmenter: PromptableSegmenter, examples: Examples, seed: int, jitter: float) -> Iterator[Prompted]:
     """Each component, asked for as ``evaluate-prompts`` does."""
     for number, marked in enumerate(examples.marked):
         image = examples.read(number)
@@ -86,7 +89,7 @@ def measured(segmenter: PromptableSegmenter, examples: Examples, seed: int) -> I
             box = Box.around(component.mask)
             assert box is not None
             asked = Component(component.mask, box, component.findings)
-            yield prompted(segmenter, image, Path(marked.image), asked, seed)
+            yield prompted(segmenter, image, Path(marked.image), asked, seed, jitter)
 
 
 def gains(found: Sequence[Prompted]) -> dict[str, Any]:
