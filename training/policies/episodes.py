@@ -106,10 +106,11 @@ class InitEpisodes:
     turns = 1
 
     def __init__(self, radiographs: Radiographs, tokens: Tokens, answer_tokens: int = 512) -> None:
-        self._radiographs, self._tokens, self.answer_tokens = radiographs, tokens, answer_tokens
+        self.radiographs, self.answer_tokens = radiographs, answer_tokens
+        self._tokens = tokens
 
     def begin(self, row: Mapping[str, Any]) -> InitEpisode:
-        return InitEpisode(row, self._radiographs)
+        return InitEpisode(row, self.radiographs)
 
     def move(self, episodes: Sequence[InitEpisode], answers: Sequence[Sequence[int]]) -> list[Turn | None]:
         for episode, said in zip(episodes, answers, strict=True):

@@ -30,17 +30,17 @@ from trl import GRPOConfig, GRPOTrainer
 
 from training.policies.dialogues import Tokens, Turn
 from training.policies.episodes import Episodes
-from training.policies.guards import StopWhenLost, memory_told
 from training.policies.models import choose_trained
 from training.policies.pictures import rollouts
 from training.policies.settings import RlSettings
-from training.policies.sft import RunSettings, arguments_of, newest_checkpoint, not_empty
+from training.policies.sft import RunSettings, arguments_of, not_empty
+from training.runs import FiniteSteps, StopWhenConstant, beginning, memory_told
 from xflow_core.policies.medgemma_model import MedGemma
 
 _SHOWN = 6  # rollouts in a picture
 
 
-class EpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
     """trl's trainer, playing episodes."""
 
     def __init__(self, *arguments: Any, episodes: Episodes, tokens: Tokens, gemma: MedGemma, **named: Any) -> None:
@@ -102,11 +102,17 @@ class EpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
 
     def _answers(self, active: Sequence[_Played]) -> list[list[int]]:
-        pictures = [picture for each in active for turn in each.turns for picture in turn.pictures]
-        fields = {"pixel_values": self._tokens.pixels(pictures)}
-        answers, _ = self._generate_single_turn(
-            [each.prompt + each.completion for each in active], None, fields, 1, has_tool_images=True
-        )
+        """As many at once as the update takes: by the last turn each has five pictures."""
+        answers: list[list[int]] = []
+        at_once = self.args.per_device_train_batch_size
+        for start in range(0, len(active), at_once):
+            some = active[start : start + at_once]
+            pictures = [picture for each in some for turn in each.turns for picture in turn.pictures]
+            fields = {"pixel_values": self._tokens.pixels(pictures)}
+            said, _ = self._generate_single_turn(
+                [each.prompt + each.completion for each in some], None, fields, 1, has_tool_images=True
+            )
+            answers += said
         return answers
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, num_crops: Any = None, **named: Any) -> Any:
@@ -115,9 +121,17 @@ class EpisodeGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         prepared = super()._prepare_inputs(generation_batch)
-        # Going back from the reference's adapter, PEFT makes all of this one's weights trainable, the tower's too.
-        choose_trained(self.accelerator.unwrap_model(self.model), tower=False)
+        self._choose()
         return prepared
+
+    def create_optimizer(self, *given: Any, **named: Any) -> Any:
+        self._choose()
+        return super().create_optimizer(*given, **named)
+
+    def _choose(self) -> None:
+        """Going back from the reference's adapter, and going on from a checkpoint, PEFT makes all of this adapter's
+        weights trainable, the tower's too."""
+        choose_trained(self.accelerator.unwrap_model(self.model), tower=False)
 
 
 class _Played:
@@ -219,7 +233,7 @@ def grpo_trainer(
         args=arguments,
         train_dataset=questions_of(not_empty(rows, "questions")),
         processing_class=gemma.processor,
-        callbacks=[StopWhenLost(), *([] if board is None else [board]), *callbacks],
+        callbacks=[StopWhenConstant(), *([] if board is None else [board]), *callbacks],
         episodes=episodes,
         tokens=tokens,
         gemma=gemma,
@@ -233,10 +247,13 @@ def train_grpo(trainer: EpisodeGRPOTrainer, run: RunSettings, *, resume: bool = 
     """Train, and save the adapter to ``run.out``.
 
     Raises:
-        EngineError: the loss is no number, every reward is constant within its group, or the memory does not suffice.
+        CallError: the folder holds another run's checkpoints.
+        EngineError: the loss or a gradient is no number, every reward is constant within its group, or the memory does
+            not suffice.
     """
+    newest = beginning(run.out, resume=resume)
     with memory_told(run.per_device):
-        trainer.train(resume_from_checkpoint=newest_checkpoint(run.out) if resume else None)
+        trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     trainer.save_state()
     trainer.save_model()
     if trainer.accelerator.is_main_process:

@@ -81,10 +81,13 @@ def run(arguments: argparse.Namespace) -> None:
         asked = [asked[index] for index in sorted(picks)]
     player = Player(gemma, tokens, arguments.batch, arguments.seed)
     if arguments.role == "init":
-        found, lines = measure_init(asked, radiographs, tokens, player)
+        most = settings.policies.init_rl.answer_tokens
+        found, lines = measure_init(asked, InitEpisodes(radiographs, tokens, most), player)
     else:
         engine: Any = load_engine(arguments.bundle, "auto")
-        found, lines = measure_revision(asked, radiographs, tokens, player, engine.segmenter, settings.revision)
+        most = settings.policies.rev_rl.answer_tokens
+        episodes = RevisionEpisodes(radiographs, tokens, engine.segmenter, most)
+        found, lines = measure_revision(asked, episodes, player, engine.segmenter, settings.revision)
     told = {
         "notice": "not for clinical use",
         "role": arguments.role,
@@ -185,13 +188,12 @@ class InitScore:
 
 
 def measure_init(
-    rows: Sequence[Mapping[str, Any]], radiographs: Radiographs, tokens: Tokens, player: Player
+    rows: Sequence[Mapping[str, Any]], episodes: InitEpisodes, player: Player
 ) -> tuple[dict[str, Any], list[list[np.ndarray]]]:
     """Greedy, sampled, and greedy on other radiographs; each over all findings and by finding. And pictures."""
     images = sorted({row["image"] for row in rows})
     # Each radiograph is shown in place of the one before it.
     other = dict(zip(images, [*images[1:], images[0]], strict=True))
-    episodes = InitEpisodes(radiographs, tokens, answer_tokens=160)
     found: dict[str, Any] = {}
     levels: dict[str, Any] = {}
     lines: list[list[np.ndarray]] = []
@@ -200,7 +202,7 @@ def measure_init(
         played = [episodes.begin(row) for row in rows]
         if how == "shuffled":
             for row, episode in zip(rows, played, strict=True):
-                shown = radiographs.square(radiographs.read(other[row["image"]]))
+                shown = episodes.radiographs.square(episodes.radiographs.read(other[row["image"]]))
                 episode.opening = Turn((shown,), episode.opening.words)
         player.play(episodes, played, sampled=how == "sampled")
         scores = [init_score(row, episode) for row, episode in zip(rows, played, strict=True)]
@@ -275,38 +277,55 @@ class RevisionScore:
 
 def measure_revision(
     rows: Sequence[Mapping[str, Any]],
-    radiographs: Radiographs,
-    tokens: Tokens,
+    episodes: RevisionEpisodes,
     player: Player,
     segmenter: PromptableSegmenter,
     settings: RevisionSettings,
 ) -> tuple[dict[str, Any], list[list[np.ndarray]]]:
-    """Greedy and sampled (top-p 0.95), and what clicks are worth that no policy chose. And pictures."""
-    episodes = RevisionEpisodes(radiographs, tokens, segmenter, answer_tokens=24)
-    found: dict[str, Any] = {}
+    """Greedy and sampled (top-p 0.95), and what clicks are worth that no policy chose: as many random ones as the
+    greedy policy makes in that case, none and a second pass of the segmenter, the oracle's four. ``beside``: what the
+    greedy policy gains over the first two, case by case. And pictures."""
     lines: list[list[np.ndarray]] = []
+    scores: dict[str, list[RevisionScore]] = {}
     for how in ("greedy", "sampled"):
         played = [episodes.begin(row) for row in rows]
         player.play(episodes, played, sampled=how == "sampled", top_p=0.95)
-        found[how] = by_finding([_revised(row, episode) for row, episode in zip(rows, played, strict=True)], gains)
+        scores[how] = [_revised(row, episode) for row, episode in zip(rows, played, strict=True)]
         for index in chosen(played, [row["finding"] for row in rows], 2):
             title = f"{how}, {rows[index]['finding']}"
             lines.append(revision_tiles(played[index], title, settings.clicks + 1))
     rng = np.random.default_rng(0)
-    for name, click in _CLICKERS.items():
-        scores = []
-        for row in rows:
-            episode = episodes.begin(row)
-            while len(episode.clicks) < settings.clicks and (made := click(episode, rng, settings)) is not None:
-                episode.clicks.append(made)
-                _segment(episode, segmenter)
-                if name != "oracle":
-                    break
-            if name == "second_pass":
-                _segment(episode, segmenter)
-            scores.append(_revised(row, episode))
-        found[name] = by_finding(scores, gains)
+    scores["random_clicks"] = []
+    for row, made in zip(rows, scores["greedy"], strict=True):
+        episode = episodes.begin(row)
+        for _ in range(made.clicks):
+            _click(episode, _random(episode, rng), segmenter)
+        scores["random_clicks"].append(_revised(row, episode))
+    scores["second_pass"] = []
+    for row in rows:
+        episode = episodes.begin(row)
+        _segment(episode, segmenter)
+        scores["second_pass"].append(_revised(row, episode))
+    scores["oracle"] = []
+    for row in rows:
+        episode = episodes.begin(row)
+        while len(episode.clicks) < settings.clicks:
+            click = oracle_click(episode.current.mask, episode.truth, episode.clicks, settings.guard_px)
+            if click is None:
+                break
+            _click(episode, click, segmenter)
+        scores["oracle"].append(_revised(row, episode))
+    found = {how: by_finding(of, gains) for how, of in scores.items()}
+    found["beside"] = {
+        how: _mean([(own.image, own.gain - s.gain) for own, s in zip(scores["greedy"], scores[how], strict=True)])
+        for how in ("random_clicks", "second_pass")
+    }
     return found, lines
+
+
+def _click(episode: RevisionEpisode, click: Click, segmenter: PromptableSegmenter) -> None:
+    episode.clicks.append(click)
+    _segment(episode, segmenter)
 
 
 def _segment(episode: RevisionEpisode, segmenter: PromptableSegmenter) -> None:
@@ -314,27 +333,12 @@ def _segment(episode: RevisionEpisode, segmenter: PromptableSegmenter) -> None:
     (episode.current,) = segmenter.segment(episode.image, [prompt])
 
 
-def _oracle(episode: RevisionEpisode, rng: np.random.Generator, settings: RevisionSettings) -> Click | None:
-    return oracle_click(episode.current.mask, episode.truth, episode.clicks, settings.guard_px)
-
-
-def _random(episode: RevisionEpisode, rng: np.random.Generator, settings: RevisionSettings) -> Click:
+def _random(episode: RevisionEpisode, rng: np.random.Generator) -> Click:
     """Anywhere in the box, of either polarity."""
     box = episode.box
     return Click(
         ("positive", "negative")[rng.integers(2)], Point(rng.uniform(box.x1, box.x2), rng.uniform(box.y1, box.y2))
     )
-
-
-def _none(episode: RevisionEpisode, rng: np.random.Generator, settings: RevisionSettings) -> None:
-    return None
-
-
-_CLICKERS: dict[str, Callable[[RevisionEpisode, np.random.Generator, RevisionSettings], Click | None]] = {
-    "random_click": _random,
-    "second_pass": _none,
-    "oracle": _oracle,
-}
 
 
 def _revised(row: Mapping[str, Any], episode: RevisionEpisode) -> RevisionScore:

@@ -51,8 +51,8 @@ class FromScratch:
 class SftSettings:
     """One column of Table 7. tower_rate: the vision tower's share of the rate. batch: effective, in samples.
 
-    warmup: steps in which the rate rises; it then falls to nothing along a line. steps: the end, where the epochs go
-    beyond; 0 for all of them.
+    warmup: steps in which the rate rises; it then falls to nothing along a line. steps: the end, in place of the
+    epochs; 0 for the epochs.
     """
 
     rate: float

@@ -20,15 +20,14 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from training.policies.dialogues import Dialogue, Radiographs, Tokens
 from training.policies.from_scratch import FromScratchLoss, KeepHead
-from training.policies.guards import StopWhenLost, memory_told
 from training.policies.models import TOWER, in_tower
 from training.policies.settings import SftSettings, accumulation
 from training.policies.targets import InitTarget
+from training.runs import FiniteSteps, beginning, memory_told
 from xflow_core.domain.errors import CallError, RadiographError, ValueRefused
 
 LOG = logging.getLogger(__name__)
@@ -40,7 +39,8 @@ Draw = Callable[[Mapping[str, Any], Radiographs], Dialogue]
 class RunSettings:
     """How a training is run; nothing here changes what an effective batch learns.
 
-    steps: stop there; None for the epochs of Table 7. save_every, log_every: steps.
+    steps: stop there; None for the epochs of Table 7. save_every, log_every: steps. keep: the newest checkpoints that
+    stay.
     """
 
     out: Path
@@ -50,6 +50,7 @@ class RunSettings:
     steps: int | None = None
     save_every: int = 500
     log_every: int = 10
+    keep: int = 3
     tensorboard: bool = False
 
 
@@ -66,6 +67,7 @@ def arguments_of(run: RunSettings, batch: int) -> dict[str, Any]:
         "logging_steps": run.log_every,
         "logging_nan_inf_filter": False,
         "save_steps": run.save_every,
+        "save_total_limit": run.keep,
         "report_to": ["tensorboard"] if run.tensorboard else [],
         "bf16": on_gpu,
         "use_cpu": not on_gpu,
@@ -76,7 +78,7 @@ def arguments_of(run: RunSettings, batch: int) -> dict[str, Any]:
     }
 
 
-class DialogueSFTTrainer(SFTTrainer):  # type: ignore[misc]
+class DialogueSFTTrainer(FiniteSteps, SFTTrainer):  # type: ignore[misc]
     """trl's trainer with two rates: the vision tower's is a share of the rest's."""
 
     def __init__(
@@ -161,13 +163,14 @@ def train_sft(
         model: of :func:`~training.policies.models.load_to_train`, with its tower.
         rows: of ``training instructions`` or ``training trajectories``. draw: the dialogue of a row.
         from_scratch: the loss for a base that was never trained, with ``settings.from_scratch``.
-        resume: from the newest checkpoint in ``run.out``.
+        resume: from the newest whole checkpoint in ``run.out``; from the beginning where there is none.
 
     Raises:
-        CallError: no rows, or an effective batch that cannot be made.
-        EngineError: the loss is no number, or the memory does not suffice.
+        CallError: no rows, an effective batch that cannot be made, or a folder with another run's checkpoints.
+        EngineError: the loss or a gradient is no number, or the memory does not suffice.
     """
     not_empty(rows, "rows")
+    newest = beginning(run.out, resume=resume)
     dense = None if from_scratch is None else from_scratch.dense
 
     def collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
@@ -209,19 +212,12 @@ def train_sft(
         processing_class=processor,
         tower_rate=settings.tower_rate,
         from_scratch=from_scratch,
-        callbacks=[StopWhenLost(), *kept, *callbacks],
+        callbacks=[*kept, *callbacks],
     )
-    newest = newest_checkpoint(run.out) if resume else None
     if newest is not None and kept:
-        kept[0].load(Path(newest))
+        kept[0].load(newest)
     with memory_told(run.per_device):
-        trainer.train(resume_from_checkpoint=newest)
+        trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     trainer.save_state()
     trainer.save_model()
     return trainer
-
-
-def newest_checkpoint(folder: Path) -> str | None:
-    """None where a run was stopped before its first, or never began."""
-    found: str | None = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    return found

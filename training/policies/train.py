@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import set_seed
 
 from training.curation.division import RL, SFT
 from training.curation.paper import PAPER, read_settings
 from training.policies.dense import Dense, InitDense, RevisionDense
-from training.policies.dialogues import Radiographs, Tokens, init_dialogue, revision_dialogue
+from training.policies.dialogues import MAX_CLICKS, Radiographs, Tokens, init_dialogue, revision_dialogue
 from training.policies.episodes import Episodes, InitEpisodes, RevisionEpisodes
 from training.policies.from_scratch import FromScratchLoss
 from training.policies.grpo import grpo_trainer, train_grpo
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-device", type=int, default=1, help="examples, or completions, that a GPU takes at once")
     parser.add_argument("--steps", type=int, help="stop there, whatever the configuration says")
     parser.add_argument("--save-every", type=int, default=500)
+    parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tensorboard", action="store_true")
     parser.add_argument("--resume", action="store_true")
@@ -60,6 +62,8 @@ def run(arguments: argparse.Namespace) -> None:
         # Before anything is loaded: "cuda" is then each process's own GPU.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     settings = read_settings(arguments.config)
+    if settings.revision.clicks != MAX_CLICKS:
+        raise CallError(f"revision.clicks is {settings.revision.clicks}; a policy in use makes at most {MAX_CLICKS}.")
     policies = settings.policies
     numbers: Any = getattr(policies, stage.replace("-", "_"))
     running = RunSettings(
@@ -69,8 +73,13 @@ def run(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         steps=arguments.steps or numbers.steps or None,
         save_every=arguments.save_every,
+        keep=arguments.keep,
         tensorboard=arguments.tensorboard,
     )
+    if running.devices > 1 and stage.endswith("sft") and numbers.from_scratch.dense:
+        raise CallError("from_scratch.dense trains a head that no device shares with another; use one device.")
+    # A new adapter's weights, and a fresh head's, are drawn.
+    set_seed(arguments.seed)
     rows = rows_of(arguments.rows, SFT if stage.endswith("sft") else RL)
     if stage.startswith("init"):
         rows = teachable(rows)

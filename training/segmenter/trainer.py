@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import shutil
 import time
@@ -21,14 +20,14 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
 from training.curation.paper import RevisionSettings
-from training.policies.guards import StopWhenLost, memory_told
 from training.policies.settings import accumulation
+from training.runs import FiniteSteps, beginning, memory_told
 from training.segmenter.checks import Checks, sheet
 from training.segmenter.examples import Examples, collated
 from training.segmenter.network import PromptedTracker, averages, parameter_groups
 from training.segmenter.settings import SegmenterTraining
 from xflow_core import NOT_FOR_CLINICAL_USE
-from xflow_core.domain.errors import CallError, EngineError
+from xflow_core.domain.errors import CallError
 from xflow_core.export.files import write_whole
 
 LOG = logging.getLogger(__name__)
@@ -88,9 +87,7 @@ def train_segmenter(
     """
     if not len(examples):
         raise CallError("There are no radiographs with a contour to train on.")
-    newest = last_checkpoint(run.out)
-    if newest is not None and not resume:
-        raise CallError(f"{run.out} holds checkpoints of a run; go on with --resume, or choose another folder.")
+    newest = beginning(run.out, resume=resume)
     on_gpu = torch.cuda.is_available()
     network = PromptedTracker(
         tracker,
@@ -108,7 +105,6 @@ def train_segmenter(
         train_dataset=examples,
         eval_dataset=validation,
         callbacks=[
-            StopWhenLost(),
             *([PicturesToTensorBoard(checks)] if run.tensorboard else []),
             *callbacks,
         ],
@@ -157,8 +153,8 @@ def _arguments(settings: SegmenterTraining, run: RunSettings, on_gpu: bool, *, c
     return arguments
 
 
-class SegmenterTrainer(Trainer):  # type: ignore[misc]
-    """The Trainer with the tracker's groups of parameters, and with a look at each loss and gradient before they count.
+class SegmenterTrainer(FiniteSteps, Trainer):  # type: ignore[misc]
+    """The Trainer with the tracker's groups of parameters.
 
     Its log has, beside the Trainer's own, the losses, the IoU after each turn, radiographs a second, and the share of
     the time that was spent outside the network: waiting for radiographs, and making prompts.
@@ -186,19 +182,7 @@ class SegmenterTrainer(Trainer):  # type: ignore[misc]
         return batches
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any, **named: Any) -> Any:
-        step = self.state.global_step
-        loss = super().compute_loss(model, {**inputs, "step": step}, *others, **named)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise _lost("loss", value, step, self.args.output_dir)
-        return loss
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        norm = super()._clip_grad_norm(model)
-        # Before the optimizer's step, so that no checkpoint ever holds its weights. DeepSpeed tells the norm later.
-        if norm is not None and not math.isfinite(float(norm)):
-            raise _lost("gradient's norm", float(norm), self.state.global_step, self.args.output_dir)
-        return norm
+        return super().compute_loss(model, {**inputs, "step": self.state.global_step}, *others, **named)
 
     def log(self, logs: dict[str, float], *others: Any, **named: Any) -> None:
         seen, now = self.network.seen, time.perf_counter()
@@ -229,13 +213,6 @@ class SegmenterTrainer(Trainer):  # type: ignore[misc]
         return figures
 
 
-def _lost(what: str, value: float, step: int, out: str) -> EngineError:
-    return EngineError(
-        f"The training stopped at step {step}: its {what} is {value}. "
-        f"The checkpoints in {out} are of the steps before; a lower rate may help."
-    )
-
-
 class PicturesToTensorBoard(TensorBoardCallback):  # type: ignore[misc]
     """Scalars as the Trainer logs them, and after each check some trajectories: box, masks, truth and clicks."""
 
@@ -248,12 +225,6 @@ class PicturesToTensorBoard(TensorBoardCallback):  # type: ignore[misc]
             return
         picture = sheet(self._checks.shown, self._checks.turns)
         self.tb_writer.add_image("trajectories", picture, state.global_step, dataformats="HWC")
-
-
-def last_checkpoint(out: Path) -> Path | None:
-    """The newest checkpoint that was written to its end; its state is written last."""
-    whole = [path.parent for path in out.glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def _write(

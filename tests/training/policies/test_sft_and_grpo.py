@@ -21,10 +21,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from training.policies.dialogues import Radiographs, Tokens, init_dialogue, revision_dialogue
 from training.policies.episodes import InitEpisodes, RevisionEpisodes
 from training.policies.grpo import grpo_trainer, train_grpo
-from training.policies.guards import StopWhenLost
 from training.policies.models import load_to_train
 from training.policies.settings import LoraSettings, RlSettings, SftSettings, accumulation
 from training.policies.sft import RunSettings, teachable, train_sft
+from training.runs import StopWhenConstant, last_checkpoint
 from xflow_core.domain import rle
 from xflow_core.domain.errors import BundleError, CallError, EngineError
 from xflow_core.domain.geometry import Box, Point
@@ -253,29 +253,65 @@ class StopAt(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop = state.global_step == self._step
 
 
-def test_rewards_that_are_all_the_same_stop_the_training(tmp_path: Path) -> None:
-    guard = StopWhenLost(patience=3)
-    run = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    state = TrainerState(global_step=7)
-
-    def log(share: float) -> None:
-        guard.on_log(run, state, TrainerControl(), {"loss": 0.0, "frac_reward_zero_std": share})
-
-    for share in (1.0, 1.0, 0.5, 1.0, 1.0):
-        log(share)
-    with pytest.raises(EngineError, match="paid the same"):
-        log(1.0)
-
-
-def test_a_loss_that_is_no_number_stops_the_training_with_its_reason(base: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_with_another_runs_checkpoints_is_refused_and_the_newest_ones_stay(
+    base: Path, folder: Path, tmp_path: Path
+) -> None:
     model, gemma, tokens, radiographs = parts(base, None, folder, tower=True)
-    with torch.no_grad():
-        next(each for name, each in model.named_parameters() if "lora_B" in name).fill_(float("nan"))
-    run = RunSettings(tmp_path, per_device=1, steps=2, log_every=1)
     rows = Dataset.from_list([init_row(True)] * 4)
-    with pytest.raises(EngineError, match="step 1"):
+    run = RunSettings(tmp_path, per_device=2, steps=4, save_every=1, keep=2)
+    train_sft(model, tokens, rows, init_dialogue, radiographs, SFT, run, processor=gemma.processor)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
+    # A machine that was taken away while it wrote leaves a part.
+    (tmp_path / "checkpoint-5").mkdir()
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
+    with pytest.raises(CallError, match="go on with --resume"):
         train_sft(model, tokens, rows, init_dialogue, radiographs, SFT, run, processor=gemma.processor)
+
+
+def test_rewards_that_are_all_the_same_stop_the_training(tmp_path: Path) -> None:
+    guard = StopWhenConstant(patience=30)
+    run = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    guard.on_train_begin(run, TrainerState(global_step=100), TrainerControl())
+
+    def log(step: int, share: float) -> None:
+        logs = {"loss": 0.0, "frac_reward_zero_std": share}
+        guard.on_log(run, TrainerState(global_step=step), TrainerControl(), logs)
+
+    for step, share in ((110, 1.0), (120, 1.0), (130, 0.5), (140, 1.0), (150, 1.0)):
+        log(step, share)
+    with pytest.raises(
+        EngineError, match="step 160: in 30 steps in a row all answers to a question were paid the same"
+    ):
+        log(160, 1.0)
+
+
+@pytest.mark.parametrize(("what", "match"), [("loss", "its loss is nan"), ("gradient", "its gradient's norm is nan")])
+def test_no_checkpoint_follows_from_a_loss_or_a_gradient_that_is_no_number(
+    what: str, match: str, base: Path, folder: Path, tmp_path: Path
+) -> None:
+    model, gemma, tokens, radiographs = parts(base, None, folder, tower=True)
+    rows = Dataset.from_list([init_row(True)] * 8)
+    run = RunSettings(tmp_path, per_device=2, steps=4, save_every=1, log_every=10)
+    weight = next(each for name, each in model.named_parameters() if "lora_B" in name and each.requires_grad)
+
+    class Spoil(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2 and what == "gradient":
+                weight.register_hook(lambda gradient: gradient * float("nan"))
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2 and what == "loss":
+                with torch.no_grad():
+                    weight.fill_(float("nan"))
+
+    with pytest.raises(EngineError, match=f"step 2: {match}"):
+        train_sft(
+            model, tokens, rows, init_dialogue, radiographs, SFT, run, processor=gemma.processor, callbacks=[Spoil()]
+        )
     assert not (tmp_path / "adapter_model.safetensors").exists()
+    newest = last_checkpoint(tmp_path)
+    assert newest == tmp_path / "checkpoint-2"
+    assert all(bool(each.isfinite().all()) for each in load_file(newest / "adapter_model.safetensors").values())
 
 
 def test_an_empty_split_is_refused() -> None:
@@ -310,7 +346,7 @@ def scripted(trainer: Any, tokens: Tokens, radiographs: Radiographs, monkeypatch
         said = []
         for index, _ in enumerate(prompt_ids):
             polarity = "positive" if index % 2 == 0 else "negative"
-            move: Any = Click(polarity, Point(0.7, 0.4)) if len(calls) == 1 else Done()
+            move: Any = Click(polarity, Point(0.7, 0.4)) if len(calls) % 2 else Done()
             said.append(tokens.pieces.encode(write_click(move, frame)))
         return said, None
 
@@ -366,6 +402,33 @@ def test_revision_is_played_with_the_segmenter_in_the_loop(
     # Four trajectories of at most five masks each.
     assert picture.height == 4 * (picture.width // 5 + 22)
     load_policies(base=base, adapters={"revision": tmp_path}, settings={}, recipe=RECIPE, device="cpu")
+
+
+def test_rl_that_was_stopped_goes_on_to_the_same_weights(
+    base: Path, adapter: Path, folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+
+    def train(out: Path, *, resume: bool = False, stop: int | None = None) -> None:
+        torch.manual_seed(0)
+        model, gemma, tokens, radiographs = parts(base, adapter, folder, tower=False)
+        episodes = RevisionEpisodes(radiographs, tokens, Rule())
+        run = RunSettings(out, per_device=4, steps=4, save_every=2, log_every=1)
+        rows = Dataset.from_list([revision_row(0)] * 16)
+        callbacks = [] if stop is None else [StopAt(stop)]
+        trainer = grpo_trainer(model, gemma, tokens, episodes, rows, RL, run, callbacks=callbacks)
+        scripted(trainer, tokens, radiographs, monkeypatch)
+        train_grpo(trainer, run, resume=resume)
+        moving = {name for name, each in model.named_parameters() if each.requires_grad}
+        assert moving and all("lora_" in name and ".default." in name for name in moving)
+
+    train(whole)
+    train(halved, stop=2)
+    assert (halved / "checkpoint-2" / "optimizer.pt").exists()
+    before = load_file(halved / "adapter_model.safetensors")
+    train(halved, resume=True)
+    expected, found = (load_file(out / "adapter_model.safetensors") for out in (whole, halved))
+    assert moved(before, found) and not moved(expected, found)
 
 
 def _first_turn(seen: dict[str, Any], gemma: Any) -> int:

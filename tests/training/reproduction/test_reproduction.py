@@ -106,7 +106,7 @@ def test_the_trained_policy_reads_its_answers_off_the_picture(sets: Path, tmp_pa
     adapter = write_new_adapter(tmp_path / "adapter", base)
     _, gemma, tokens, radiographs = parts(base, sets, adapter, LORA, tower=False)
     rows = [dict(row) for row in teachable(rows_of(sets / "rows", EVAL))][:80]
-    found, _ = measure_init(rows, radiographs, tokens, Player(gemma, tokens, 40, 0))
+    found, _ = measure_init(rows, InitEpisodes(radiographs, tokens, 120), Player(gemma, tokens, 40, 0))
     greedy, shuffled = found["greedy"]["all"], found["shuffled"]["all"]
     assert greedy["format"][0] >= 0.95 and greedy["lung_iou"][0] >= 0.8
     assert greedy["lung_iou"][0] - shuffled["lung_iou"][0] > 0.05
