@@ -31,6 +31,8 @@ from xflow_core.export.files import write_whole
 MINI = PAPER.with_name("mini.yaml")
 POLICIES = "policies.json"
 """What the bundles are told of the policies."""
+CONFIG = "config.yaml"
+"""The configuration that the run began with."""
 TRAINING = ("-m", "training")
 XFLOW = ("-m", "xflow_core.cli")
 
@@ -58,6 +60,7 @@ class Story:
     picture: int = 0
     revised: int = 0
     jobs: int = 1
+    save_every: int = 500
 
 
 STORIES = {
@@ -79,6 +82,7 @@ STORIES = {
         picture=96,
         revised=2000,
         jobs=2,
+        save_every=100,
     ),
 }
 
@@ -102,10 +106,27 @@ def run(arguments: argparse.Namespace) -> None:
     story = STORIES[arguments.story]
     stages = stages_of(arguments)
     if not arguments.list:
-        grid = read_settings(arguments.config or story.config).policies.grid
+        config = arguments.config or story.config
+        grid = read_settings(config).policies.grid
         arguments.out.mkdir(parents=True, exist_ok=True)
+        _keep(config, arguments.out / CONFIG, anew=arguments.start is not None)
         write_whole(arguments.out / POLICIES, (json.dumps({"grid": grid}) + "\n").encode())
     follow(stages, arguments, arguments.out, story.jobs)
+
+
+def _keep(config: Path, kept: Path, *, anew: bool) -> None:
+    """A copy of the configuration beside what it makes.
+
+    Raises:
+        CallError: the run began with another one, and no stage is to be done anew.
+    """
+    text = config.read_bytes()
+    if kept.is_file() and kept.read_bytes() != text and not anew:
+        raise CallError(
+            f"{config} is not the configuration that this run began with ({kept}); "
+            "choose another --out, or do the stages that it changes anew: --from STAGE."
+        )
+    write_whole(kept, text)
 
 
 # The story ---------------------------------------------------------------------------------------------------------
@@ -144,7 +165,8 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
 
     def policy(name: str, which: int, *words: str) -> tuple[str, ...]:
         many = str(story.per_device[which])
-        return launched("train-policy", name, *sets, *words, *language, *config, *seed, "--per-device", many)
+        shown = ("--per-device", many, "--save-every", str(story.save_every), "--tensorboard")
+        return launched("train-policy", name, *sets, *words, *language, *config, *seed, *shown)
 
     def bundle(name: str, *words: str) -> tuple[str, ...]:
         findings = [word for finding in story.findings for word in ("--finding", finding)]
@@ -197,7 +219,7 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
         Stage("segmenter", "fine-tune F_seg (4.3)", (
             launched(
                 "train-segmenter", *sets, *rows, "--base", str(sam3), "--out", at["segmenter"], *config, *seed,
-                "--per-device", str(story.radiographs),
+                "--per-device", str(story.radiographs), "--tensorboard",
             ),
             bundle("segmenter"),
         ), ("segmenter", "bundles/segmenter"), ("instructions", "base")),

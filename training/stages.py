@@ -1,6 +1,6 @@
 """A long piece of work as stages: commands that are printed before they run, done in their order or side by side.
 
-What is done stands in a file; a run that was stopped goes on behind it.
+What is done, command by command, stands in a file; a run that was stopped goes on behind it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -42,7 +43,8 @@ def follow(stages: Sequence[Stage], arguments: argparse.Namespace, out: Path, jo
     """Do what ``arguments`` (:func:`add_arguments`) ask for; the state and the logs stand in the folder ``out``.
 
     Raises:
-        CallError: a stage that does not exist is named. EngineError: a stage failed.
+        CallError: a stage that does not exist is named, or one was done by other commands.
+        EngineError: a stage failed.
     """
     names = [stage.name for stage in stages]
     for name in (arguments.start, *(arguments.only or ()), *arguments.skip):
@@ -58,14 +60,16 @@ def follow(stages: Sequence[Stage], arguments: argparse.Namespace, out: Path, jo
         return
     out.mkdir(parents=True, exist_ok=True)
     state = State(out / STATE)
-    if arguments.start is not None:
-        for stage in stages[names.index(arguments.start) :]:
-            state.forget(stage)
     left = []
+    anew = False
     for stage in stages:
+        anew = anew or stage.name == arguments.start
         if stage.name in arguments.skip or (arguments.only and stage.name not in arguments.only):
             LOG.info("%s: left out", stage.name)
-        elif state.is_done(stage):
+            continue
+        if anew:
+            state.forget(stage)
+        if state.is_done(stage):
             LOG.info("%s: done already", stage.name)
         else:
             left.append(stage)
@@ -91,7 +95,7 @@ def do_all(stages: Sequence[Stage], state: State, jobs: int, logs: Path) -> None
         EngineError: one failed. What ran beside it has come to its end, nothing more was begun.
     """
     waiting = list(stages)
-    running: dict[Future[float], Stage] = {}
+    running: dict[Future[None], Stage] = {}
     problem: EngineError | None = None
     with ThreadPoolExecutor(jobs) as pool:
         while running or (waiting and problem is None):
@@ -101,11 +105,11 @@ def do_all(stages: Sequence[Stage], state: State, jobs: int, logs: Path) -> None
                 waiting.remove(stage)
                 log = logs / f"{stage.name}.log" if jobs > 1 else None
                 LOG.info("%s: %s%s", stage.name, stage.why, "" if log is None else f" (what it says: {log})")
-                running[pool.submit(_do, stage, log, jobs)] = stage
+                running[pool.submit(_do, stage, state, log, jobs)] = stage
             for done in wait(running, return_when=FIRST_COMPLETED).done:
                 stage = running.pop(done)
                 try:
-                    state.finish(stage, done.result())
+                    done.result()
                     LOG.info("%s: done", stage.name)
                 except EngineError as failure:
                     problem = problem or failure
@@ -113,14 +117,14 @@ def do_all(stages: Sequence[Stage], state: State, jobs: int, logs: Path) -> None
         raise problem
 
 
-def _do(stage: Stage, log: Path | None, jobs: int) -> float:
-    """Run a stage's commands, at the terminal or into ``log``; the seconds that they took."""
-    started = time.monotonic()
+def _do(stage: Stage, state: State, log: Path | None, jobs: int) -> None:
+    """Run those of a stage's commands that are not done, at the terminal or into ``log``."""
     environment = dict(os.environ)
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         environment.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or jobs) // jobs, 1)))
-    for command in stage.commands:
+    for command in stage.commands[state.count(stage) :]:
+        began = time.time()
         print(f"$ {told(command)}", flush=True)
         if log is None:
             status = subprocess.run(command, check=False).returncode
@@ -135,7 +139,7 @@ def _do(stage: Stage, log: Path | None, jobs: int) -> float:
                 f"The stage {stage.name!r} ended with status {status}; its own message {where}. "
                 "The same command goes on from here."
             )
-    return time.monotonic() - started
+        state.finish(stage, command, began)
 
 
 def told(command: Sequence[str]) -> str:
@@ -143,29 +147,53 @@ def told(command: Sequence[str]) -> str:
     return shlex.join("python" if word == sys.executable else word for word in command)
 
 
+def _meant(command: str) -> str:
+    """What a command that is told asks for, however it is launched."""
+    return command.partition(" -m ")[2] or command
+
+
 class State:
-    """``state.json``: of each stage that is done, its commands, when they began (POSIX time) and how long they took."""
+    """``state.json``: of each stage the commands that are done, when they began (POSIX time), how long they took."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._writing = threading.Lock()
         try:
             self._done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         except (OSError, ValueError) as problem:
             raise CallError(f"{path} cannot be read ({problem}); remove it to begin anew.") from None
 
     def is_done(self, stage: Stage) -> bool:
-        return stage.name in self._done
+        return self.count(stage) == len(stage.commands)
 
-    def finish(self, stage: Stage, seconds: float) -> None:
-        commands = [told(command) for command in stage.commands]
-        began = round(time.time() - seconds, 1)
-        self._done[stage.name] = {"commands": commands, "began": began, "seconds": round(seconds, 1)}
+    def count(self, stage: Stage) -> int:
+        """How many of the stage's commands are done.
+
+        Raises:
+            CallError: other commands were: another seed, other sets, another number of studies.
+        """
+        done = [_meant(command) for command in self._done.get(stage.name, {}).get("commands", ())]
+        if done != [_meant(told(command)) for command in stage.commands][: len(done)]:
+            raise CallError(
+                f"The stage {stage.name!r} was done by other commands ({self._path}); "
+                f"choose another --out, or do it anew with all after it: --from {stage.name}."
+            )
+        return len(done)
+
+    def finish(self, stage: Stage, command: Sequence[str], began: float) -> None:
+        with self._writing:
+            entry = self._done.setdefault(stage.name, {"commands": [], "began": round(began, 1), "seconds": 0.0})
+            entry["commands"].append(told(command))
+            entry["seconds"] = round(entry["seconds"] + time.time() - began, 1)
+            self._write()
+
+    def _write(self) -> None:
         write_whole(self._path, (json.dumps(self._done, indent=1) + "\n").encode())
 
     def forget(self, stage: Stage) -> None:
         """The stage and what it made."""
         self._done.pop(stage.name, None)
-        write_whole(self._path, (json.dumps(self._done, indent=1) + "\n").encode())
+        self._write()
         for name in stage.makes:
             made = self._path.parent / name
             if made.is_dir():

@@ -116,7 +116,7 @@ def test_jobs_count_from_one(stages: list[Stage], tmp_path: Path) -> None:
 
 def test_only_runs_that_stage(stages: list[Stage], tmp_path: Path) -> None:
     run.run(arguments("mini", "--out", str(tmp_path), "--only", "two", "--jobs", "1"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["policies.json", "state.json", "two"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "policies.json", "state.json", "two"]
     with pytest.raises(CallError, match="no stage 'four'"):
         run.run(arguments("mini", "--out", str(tmp_path), "--only", "four"))
 
@@ -130,6 +130,46 @@ def test_a_stage_that_fails_stops_the_run_and_is_tried_again(tmp_path: Path, mon
     failing[1] = stage("two", tmp_path)
     run.run(arguments("mini", "--out", str(tmp_path)))
     assert (tmp_path / "three").is_dir()
+
+
+def test_of_a_stage_of_several_commands_those_that_are_done_are_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, ready = tmp_path / "made", tmp_path / "ready"
+    first = (sys.executable, "-c", f"import pathlib; pathlib.Path({str(made)!r}).mkdir()")  # twice would fail
+    second = (sys.executable, "-c", f"import pathlib; assert pathlib.Path({str(ready)!r}).exists()")
+    monkeypatch.setattr(run, "stages_of", lambda given: [Stage("both", "two commands", (first, second), ("made",))])
+    with pytest.raises(EngineError, match="goes on from here"):
+        run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "1"))
+    ready.write_text("")
+    run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "1"))
+    assert json.loads((tmp_path / "state.json").read_text())["both"]["commands"] == [told(first), told(second)]
+
+
+def test_from_one_stage_and_only_that_keeps_what_comes_after(stages: list[Stage], tmp_path: Path) -> None:
+    run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "1"))
+    kept = (tmp_path / "three" / "x").stat().st_mtime_ns
+    run.run(arguments("mini", "--out", str(tmp_path), "--from", "two", "--only", "two", "--jobs", "1"))
+    assert (tmp_path / "three" / "x").stat().st_mtime_ns == kept and (tmp_path / "two" / "x").exists()
+
+
+def test_a_run_is_not_mixed_with_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sets(seed: int, *launch: str) -> list[Stage]:
+        # Python takes -m as it comes: what is launched, and how, is told apart by it.
+        return [Stage("sets", "a stage", ((*(launch or (sys.executable,)), "-m", "this", str(seed)),), ())]
+
+    monkeypatch.setattr(run, "stages_of", lambda given: sets(1))
+    run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "1"))
+    monkeypatch.setattr(run, "stages_of", lambda given: sets(1, sys.executable, "-u"))
+    run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "1"))
+    monkeypatch.setattr(run, "stages_of", lambda given: sets(2))
+    with pytest.raises(CallError, match="'sets' was done by other commands"):
+        run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "1"))
+    run.run(arguments("mini", "--out", str(tmp_path), "--jobs", "1", "--from", "sets"))
+    other = tmp_path / "other.yaml"
+    other.write_text(run.MINI.read_text().replace("starts: 2", "starts: 3"))
+    with pytest.raises(CallError, match="is not the configuration that this run began with"):
+        run.run(arguments("mini", "--out", str(tmp_path), "--config", str(other)))
 
 
 @pytest.mark.parametrize("story", ["mini", "compact"])
