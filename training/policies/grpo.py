@@ -54,6 +54,7 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
         self._rows: list[dict[str, Any]] = []
         self.rollouts: list[Any] = []
         """The episodes that were played last."""
+        self._inside = 0.0
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._rows = [json.loads(entry["row"]) for entry in inputs]
@@ -61,8 +62,6 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
         return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        started = time.perf_counter()
-        sampling = 0.0
         played = [_Played(self._episodes.begin(row)) for row in self._rows]
         for each in played:
             each.prompt = self._tokens.turns([each.turns[0]])[0]
@@ -70,9 +69,7 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
         for _ in range(self._episodes.turns):
             if not active:
                 break
-            asked = time.perf_counter()
             answers = self._answers(active)
-            sampling += time.perf_counter() - asked
             following = self._episodes.move([each.episode for each in active], answers)
             for each, said, turn in zip(active, answers, following, strict=True):
                 each.hear(said, turn, self._tokens)
@@ -84,9 +81,6 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
             self._metrics[mode][name].append(self.accelerator.gather(counts).float().mean().item())
         self.rollouts = [each.episode for each in played]
         rewards = [each.episode.rewards() for each in played]
-        self._metrics[mode]["rollout/seconds"].append(time.perf_counter() - started)
-        # Radiographs, masks, the segmenter, rewards: what is not the policy's own work.
-        self._metrics[mode]["rollout/seconds_outside_policy"].append(time.perf_counter() - started - sampling)
         extra = {name: [reward[name] for reward in rewards] for name in self._episodes.rewards}
         images = [[Image.fromarray(p) for p in chain(*(turn.pictures for turn in each.turns))] for each in played]
         messages = [[{"role": "assistant", "content": self._tokens.pieces.text(each.completion)}] for each in played]
@@ -109,19 +103,29 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
             some = active[start : start + at_once]
             pictures = [picture for each in some for turn in each.turns for picture in turn.pictures]
             fields = {"pixel_values": self._tokens.pixels(pictures)}
+            asked = time.perf_counter()
             said, _ = self._generate_single_turn(
                 [each.prompt + each.completion for each in some], None, fields, 1, has_tool_images=True
             )
+            self._inside += time.perf_counter() - asked
             answers += said
         return answers
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, num_crops: Any = None, **named: Any) -> Any:
         # Gemma3's image processor also gives num_crops, which trl 1.16 hands on to where it is unknown.
-        return super()._get_per_token_logps_and_entropies(*arguments, **named)
+        asked = time.perf_counter()
+        found = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        self._inside += time.perf_counter() - asked
+        return found
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
+        begun, self._inside = time.perf_counter(), 0.0
         prepared = super()._prepare_inputs(generation_batch)
         self._choose()
+        # Radiographs, tokens, pictures, the segmenter, rewards: all of a step that is not the policy's own work. The
+        # update that follows is the policy's.
+        outside = time.perf_counter() - begun - self._inside
+        self._metrics["train" if self.model.training else "eval"]["seconds_outside_policy"].append(outside)
         return prepared
 
     def create_optimizer(self, *given: Any, **named: Any) -> Any:

@@ -8,6 +8,7 @@ on those alone.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,15 +80,29 @@ def arguments_of(run: RunSettings, batch: int) -> dict[str, Any]:
 
 
 class DialogueSFTTrainer(FiniteSteps, SFTTrainer):  # type: ignore[misc]
-    """trl's trainer with two rates: the vision tower's is a share of the rest's."""
+    """trl's trainer with two rates: the vision tower's is a share of the rest's.
+
+    Its log has the seconds of a step, too, and those of them that were spent waiting for batches: radiographs, tokens,
+    targets.
+    """
 
     def __init__(
         self, *arguments: Any, tower_rate: float, from_scratch: FromScratchLoss | None = None, **named: Any
     ) -> None:
         self._tower_rate, self._from_scratch = tower_rate, from_scratch
+        self._begun: float | None = None
         super().__init__(*arguments, **named)
         if from_scratch is not None:
             self.loss_is_scaled_for_ga = False
+
+    def get_batch_samples(self, *given: Any, **named: Any) -> Any:
+        begun = time.perf_counter()
+        if self._begun is not None:
+            self._metrics["train"]["step_time"].append(begun - self._begun)
+        self._begun = begun
+        batches = super().get_batch_samples(*given, **named)
+        self._metrics["train"]["seconds_outside_policy"].append(time.perf_counter() - begun)
+        return batches
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

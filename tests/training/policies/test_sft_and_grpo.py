@@ -196,6 +196,8 @@ def test_sft_moves_adapters_and_tower_at_their_rates_and_gives_an_adapter_that_r
     assert rates == pytest.approx([1e-3, 3e-4])
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
+    timed = [entry for entry in trainer.state.log_history if "step_time" in entry]
+    assert timed and all(0 < float(e["seconds_outside_policy"]) < float(e["step_time"]) for e in timed)
     init = load_policies(base=base, adapters={"init": run.out}, settings={}, recipe=RECIPE, device="cpu").init
     image = radiographs.read("a.png")
     asked = parse_instruction("Segment the opacity in the left lung.")[0]
@@ -397,7 +399,7 @@ def test_revision_is_played_with_the_segmenter_in_the_loop(
     (board,) = (tmp_path / "runs").iterdir()
     events = EventAccumulator(str(board), size_guidance={"images": 0})
     events.Reload()
-    assert {"train/reward", "train/kl", "train/rollout/seconds_outside_policy"} <= set(events.Tags()["scalars"])
+    assert {"train/reward", "train/kl", "train/seconds_outside_policy"} <= set(events.Tags()["scalars"])
     (picture,) = events.Images("rollouts")
     # Four trajectories of at most five masks each.
     assert picture.height == 4 * (picture.width // 5 + 22)
@@ -510,6 +512,67 @@ def test_probabilities_in_the_update_are_those_at_sampling(
             assert float((differing - logps)[own].abs().max()) > 1e-2
     if kind == "revision":
         assert sorted(batch["num_images"], reverse=True) == [4, 4, 3, 2]
+
+
+def test_in_an_update_of_several_parts_each_trajectory_keeps_its_own_pictures(
+    base: Path, adapter: Path, folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Generated together, then shuffled and divided for the update: turns, and so pictures, of unequal number."""
+    from training.policies.episodes import RevisionEpisode
+
+    model, gemma, tokens, radiographs = parts(base, adapter, folder, tower=False)
+    episodes = RevisionEpisodes(radiographs, tokens, Rule(), answer_tokens=12)
+    settings = RlSettings(1e-3, 0.0, 1.0, 4, 1, 4, temperature=1.0, top_p=0.95, beta=0.02, format_weight=1.0)
+    run = RunSettings(tmp_path, per_device=2, steps=1, log_every=1)
+    trainer = grpo_trainer(model, gemma, tokens, episodes, Dataset.from_list([revision_row(0)] * 4), settings, run)
+    assert trainer.args.gradient_accumulation_steps == 2
+    heard = iter(range(100))
+
+    def hear(self: Any, said: Sequence[int], _: Tokens) -> Prompt | None:
+        number = next(heard)
+        # Two kinds of masks, so that one's pictures are not the other's.
+        self.clicks.append(Click("positive" if number % 2 else "negative", Point(0.7, 0.4)))
+        return Prompt(self.box, tuple(self.clicks), self.current) if number in (0, 1, 2, 4, 5) else None
+
+    monkeypatch.setattr(RevisionEpisode, "hear", hear)
+    generate, inner = model.generate, trainer._get_per_token_logps_and_entropies
+    sampled: dict[tuple[int, ...], list[list[float]]] = {}
+    together: list[int] = []
+    updates: list[list[int]] = []
+
+    def drawing(*arguments: Any, **named: Any) -> torch.Tensor:
+        out = generate(*arguments, **named, return_dict_in_generate=True, output_logits=True)
+        new = out.sequences[:, named["input_ids"].shape[1] :]
+        logps = torch.stack(out.logits, 1).float().log_softmax(-1).gather(2, new[:, :, None])[:, :, 0]
+        together.append(len(new))
+        for ids, values in zip(new.tolist(), logps.tolist(), strict=True):
+            stop = ids.index(gemma.end) + 1 if gemma.end in ids else len(ids)
+            sampled.setdefault(tuple(ids[:stop]), []).append(values[:stop])
+        return out.sequences
+
+    checked = 0
+
+    def updating(model: Any, ids: Any, mask: Any, keep: int, **named: Any) -> Any:
+        nonlocal checked
+        found = inner(model, ids, mask, keep, **named)
+        if not torch.is_grad_enabled():
+            return found
+        updates.append(list(named["num_images"]))
+        for line, logps in zip(ids[:, -keep:].tolist(), found[0].tolist(), strict=True):
+            for drawn, ways in sampled.items():
+                for start in range(len(line) - len(drawn) + 1):
+                    if tuple(line[start : start + len(drawn)]) == drawn and len(drawn) > 3:
+                        seen = logps[start : start + len(drawn)]
+                        assert any(seen == pytest.approx(way, abs=2e-4) for way in ways)
+                        checked += 1
+        return found
+
+    monkeypatch.setattr(model, "generate", drawing)
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", updating)
+    train_grpo(trainer, run)
+    assert max(together) == 2  # no more at once than the update takes
+    assert len(updates) == 2 and sorted((many for each in updates for many in each), reverse=True) == [4, 4, 3, 2]
+    assert checked >= 8
 
 
 def _spans(own: list[bool]) -> list[tuple[int, int]]:

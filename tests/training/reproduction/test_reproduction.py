@@ -18,7 +18,9 @@ from datasets import Dataset
 
 from tests.training.reproduction.checkpoints import GRID, LORA, write_new_adapter, write_policy, write_segmenter
 from training.__main__ import main
+from training.compact.prompts import jittered
 from training.curation.division import EVAL, RL, SFT
+from training.curation.oracle import oracle_click
 from training.curation.paper import read_settings
 from training.curation.sources.layout import Sources
 from training.curation.sources.problems import Problems
@@ -31,10 +33,17 @@ from training.policies.from_scratch import FromScratchLoss
 from training.policies.grpo import grpo_trainer, train_grpo
 from training.policies.measure import Player, measure_init
 from training.policies.models import load_to_train
+from training.policies.rewards import box_reward, gain_reward, repetition_reward
 from training.policies.settings import LoraSettings
 from training.policies.sft import RunSettings, teachable, train_sft
+from training.policies.targets import InitTarget
 from training.policies.train import rows_of
 from training.run import MINI
+from xflow_core.domain import rle
+from xflow_core.domain.geometry import Box
+from xflow_core.domain.trace import Click, Verdict
+from xflow_core.policies.transcript import Answer
+from xflow_core.segmenters.protocol import Prediction, Prompt
 from xflow_core.segmenters.sam3 import Sam3Segmenter
 
 SETTINGS = read_settings(MINI)
@@ -126,6 +135,67 @@ def test_grpo_raises_pi_inits_reward(sets: Path, tmp_path: Path) -> None:
     trainer = grpo_trainer(model, gemma, tokens, episodes, Dataset.from_list([asked] * 150), settings, run)
     train_grpo(trainer, run)
     rose(before, paid(gemma, tokens, episodes, asked, 256))
+
+
+def test_on_the_questions_of_d_rl_no_degenerate_answer_pays_more_than_a_poor_but_honest_one(sets: Path) -> None:
+    rows = [dict(row) for row in teachable(rows_of(sets / "rows", RL))]
+    assert {row["level"] for row in rows} == {"chest", "lung", "zone"}
+    rng = np.random.default_rng(0)
+    paid: dict[str, list[float]] = {}
+    for row in rows * (6000 // len(rows) + 1):
+        target = InitTarget.of_row(row)
+        regions = [verdict.region for verdict in target.verdicts]
+        bands = dict(zip(regions, target.bands_of(regions), strict=True))
+        # A recall of 70 %, a specificity of 90 %, boxes off by up to 60 % of their sides.
+        said = {v.region: bool(rng.random() < (0.7 if v.present else 0.1)) for v in target.verdicts}
+        boxes = {region: target.in_region(region) or (part_of(bands[region], rng),) for region in bands}
+        poor = {region: tuple(jittered(box, 0.6, rng) for box in held) for region, held in boxes.items()}
+        answers: dict[str, dict[str, tuple[Box, ...]]] = {
+            "honest": {region: held for region, held in poor.items() if said[region]},
+            "always absent": {},
+            "always the whole region": {region: (band,) for region, band in bands.items()},
+            "always the honest boxes": poor,
+            "repeated boxes": {region: held * 3 for region, held in poor.items() if said[region]},
+        }
+        for name, held in answers.items():
+            verdicts = tuple(Verdict(region, region in held) for region in bands)
+            answer = Answer((), verdicts, tuple(box for of in held.values() for box in of))
+            paid.setdefault(name, []).append(box_reward(answer, target) + 1 + repetition_reward(answer, ""))
+    means = {name: float(np.mean(values)) for name, values in paid.items()}
+    for name in set(means) - {"honest"}:
+        # The same questions: what counts is the noise of the difference.
+        over = np.subtract(paid["honest"], paid[name])
+        assert over.mean() > 2 * over.std() / len(over) ** 0.5, means
+
+
+def part_of(band: Box, rng: np.random.Generator) -> Box:
+    """A quarter of a region, anywhere in it: what an honest reader takes for a lesion that is none."""
+    x, y = band.x1 + rng.uniform(0, 0.5) * band.width, band.y1 + rng.uniform(0, 0.5) * band.height
+    return Box(x, y, x + band.width / 2, y + band.height / 2)
+
+
+def test_for_pi_rev_neither_stopping_nor_clicking_one_place_pays_what_good_clicks_pay(
+    sets: Path, segmenter: Sam3Segmenter
+) -> None:
+    radiographs = Radiographs(images(sets).images, RECIPE, 96, GRID)
+    paid: dict[str, list[float]] = {"oracle": [], "stop": [], "one place": []}
+    for row in revisions(sets, segmenter, RL, 40):
+        image, truth = radiographs.read(row["image"]), rle.decode(row["truth"], tuple(row["size"]))
+        first = rle.decode(row["masks"][0], tuple(row["size"]))
+        for name in paid:
+            clicks: list[Click] = []
+            current = Prediction(first)
+            for _ in range(0 if name == "stop" else SETTINGS.revision.clicks):
+                click = oracle_click(current.mask, truth, clicks if name == "oracle" else (), 25)
+                if name == "one place" and clicks:
+                    click = clicks[0]
+                if click is None:
+                    break
+                clicks.append(click)
+                (current,) = segmenter.segment(image, [Prompt(Box(*row["box"]), tuple(clicks), current)])
+            paid[name].append(gain_reward(first, current.mask, truth))
+    assert len(paid["stop"]) >= 40 and set(paid["stop"]) == {0.0}
+    assert np.mean(paid["oracle"]) > max(np.mean(paid["one place"]), 0.0), {k: np.mean(v) for k, v in paid.items()}
 
 
 def paid(gemma: Any, tokens: Tokens, episodes: Any, row: dict[str, Any], count: int = 96) -> np.ndarray:
