@@ -6,6 +6,10 @@ comes in an hour, `make reproduce-mini` shows (docs/reproduction.md).
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from datasets import Dataset
+from safetensors.torch import load_file
 
 from tests.training.reproduction.checkpoints import GRID, LORA, write_new_adapter, write_policy, write_segmenter
 from training.__main__ import main
@@ -210,6 +216,41 @@ def rose(before: np.ndarray, after: np.ndarray) -> None:
     """The mean rose by more than twice its noise."""
     noise = np.sqrt(before.var(ddof=1) / len(before) + after.var(ddof=1) / len(after))
     assert after.mean() - before.mean() > 2 * noise, f"{before.mean():.3f} to {after.mean():.3f}, noise {noise:.3f}"
+
+
+def test_two_processes_teach_what_one_does_and_play_together(sets: Path, tmp_path: Path) -> None:
+    base = write_policy(tmp_path / "base", "init")
+    asked = yaml.safe_load(MINI.read_text())
+    asked["policies"]["lora"] = {"r": LORA.r, "alpha": LORA.alpha, "whole": False}
+    helped = asked["policies"]["init_sft"]
+    helped |= {"batch": 8, "warmup": 0}
+    del helped["from_scratch"]  # as MedGemma is trained
+    asked["policies"]["init_rl"] |= {"batch": 32, "answer_tokens": 40}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(asked))
+    common = [
+        "--data", str(sets / "sets"), "--rows", str(sets / "rows"), "--base", str(base), "--config", str(config),
+    ]  # fmt: skip
+    # On a CPU accelerate's own launcher starts several processes only by MPI; what it does on GPUs is this.
+    two = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "--", "training"]
+    sft = ["train-policy", "init-sft", *common, "--steps", "3"]
+    main([*sft, "--per-device", "8", "--out", str(tmp_path / "one")])
+    launched([*two, *sft, "--per-device", "4", "--out", str(tmp_path / "two")])
+    one, other = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("one", "two"))
+    learnt = [name for name in one if "lora_B" in name]  # they begin at 0
+    moved = max(float(one[name].abs().max()) for name in learnt)
+    assert moved > 0 and max(float((one[name] - other[name]).abs().max()) for name in learnt) < 0.1 * moved
+    rl = ["train-policy", "init-rl", *common, "--start", str(tmp_path / "two"), "--per-device", "16"]
+    launched([*two, *rl, "--steps", "1", "--save-every", "1", "--out", str(tmp_path / "rl")])
+    launched([*two, *rl, "--steps", "2", "--save-every", "1", "--resume", "--out", str(tmp_path / "rl")])
+    state = json.loads((tmp_path / "rl" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["global_step"] == 2 and (tmp_path / "rl" / "adapter_model.safetensors").is_file()
+
+
+def launched(command: Sequence[str]) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    assert ended.returncode == 0, ended.stderr[-2000:]
 
 
 # pi_rev ------------------------------------------------------------------------------------------------------------

@@ -190,7 +190,8 @@ def test_two_processes_teach_what_one_does(base: Path, sets: Sets, settings: Set
         "--check", 0, "--per-device", 2,
     ]  # fmt: skip
     main([str(word) for word in [*common, "--out", tmp_path / "one"]])
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m", "training"]
+    # On a CPU accelerate's own launcher starts several processes only by MPI.
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "training"]
     ended = subprocess.run(
         [*launch, *map(str, common), "--out", str(tmp_path / "two")], capture_output=True, text=True, timeout=280
     )
