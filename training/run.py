@@ -33,6 +33,8 @@ POLICIES = "policies.json"
 """What the bundles are told of the policies."""
 CONFIG = "config.yaml"
 """The configuration that the run began with."""
+ROWS = {"xflow-1-sft": 1, "xflow-1-rl": 1, "xflow-2-sft": 2, "xflow": 2}
+"""XFlow's rows of Table 2, the bundles that answer in them, and how many of their stages do."""
 TRAINING = ("-m", "training")
 XFLOW = ("-m", "xflow_core.cli")
 
@@ -60,11 +62,12 @@ class Story:
     picture: int = 0
     revised: int = 0
     jobs: int = 1
+    external: bool = False
     save_every: int = 500
 
 
 STORIES = {
-    "paper": Story(PAPER, made=False, side=1024, per_device=(4, 4, 4, 8), findings=(), measured=1000),
+    "paper": Story(PAPER, made=False, side=1024, per_device=(4, 4, 4, 8), findings=(), measured=1000, external=True),
     # Three findings of seven: at 96 pixels an opacity, a pneumonia and a consolidation look alike. CheXpercept covers a
     # tenth of the studies, not a hundredth, so that there is enough of D_RL and D_eval. D_eval asks for every
     # zone that a present finding is not in, so MIMIC-ILS's pairs must ask such questions too.
@@ -148,7 +151,7 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
     data, base, sam3 = (work / "sets", work / "base", work / "segmenter-base") if story.made else given.values()
     at = {name: str(work / name) for name in (
         "splits", "instructions", "segmenter", "trajectories", "pi_init_sft", "pi_init", "pi_rev_sft", "pi_rev",
-        "d-eval", "bundles", "stored", "figures", "measured",
+        "d-eval", "chexlocalize", "bundles", "stored", "figures", "measured",
     )}  # fmt: skip
     sets = ("--data", str(data))
     rows, clicks = ("--rows", at["instructions"]), ("--rows", at["trajectories"])
@@ -177,11 +180,13 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
             *grid, *findings, *words,
         )  # fmt: skip
 
-    def evaluate(name: str, number: int) -> tuple[str, ...]:
+    asked = {"chexpercept": at["d-eval"], **({"chexlocalize": at["chexlocalize"]} if story.external else {})}
+
+    def evaluate(name: str, number: int, which: str) -> tuple[str, ...]:
         return training(
-            "evaluate", "--set", f"{at['d-eval']}/set.jsonl", "--bundle", f"{at['bundles']}/{name}",
-            "--stages", str(number), "--out", f"{at['figures']}/{name}",
-            "--keep", f"{at['stored']}/{name}/chexpercept", "--resume", "--empty-is-absent", *alone,
+            "evaluate", "--set", f"{asked[which]}/set.jsonl", "--bundle", f"{at['bundles']}/{name}",
+            "--stages", str(number), "--out", f"{at['figures']}/{name}/{which}",
+            "--keep", f"{at['stored']}/{name}/{which}", "--resume", "--empty-is-absent", *alone,
         )  # fmt: skip
 
     def measure(role: str, name: str, *words: str) -> tuple[str, ...]:
@@ -268,11 +273,12 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
         ), ("measured/pi_rev.json",), ("rev-rl",)),
         Stage("evaluation", "D_eval, answered by every row of Table 2 (5.2)", (
             training("evaluation-set", *sets, "--splits", at["splits"], "--out", at["d-eval"], *config),
-            evaluate("xflow-1-sft", 1), evaluate("xflow-1-rl", 1), evaluate("xflow-2-sft", 2), evaluate("xflow", 2),
+            *([training("chexlocalize-set", *sets, "--out", at["chexlocalize"], *config)] if story.external else []),
+            *(evaluate(row, number, which) for row, number in ROWS.items() for which in asked),
             training(
-                "tables", "--set", f"chexpercept={at['d-eval']}/set.jsonl", "--predictions", at["stored"],
-                "--compare", "xflow", "--out", f"{at['figures']}/tables",
+                "tables", *(word for name, folder in asked.items() for word in ("--set", f"{name}={folder}/set.jsonl")),
+                "--predictions", at["stored"], "--compare", "xflow", "--out", f"{at['figures']}/tables",
             ),
-        ), ("d-eval", "stored", "figures"), ("bundles",)),
+        ), ("d-eval", *(["chexlocalize"] if story.external else []), "stored", "figures"), ("bundles",)),
     ]  # fmt: skip
     return stages
