@@ -185,7 +185,7 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
     def evaluate(name: str, number: int, which: str) -> tuple[str, ...]:
         return training(
             "evaluate", "--set", f"{asked[which]}/set.jsonl", "--bundle", f"{at['bundles']}/{name}",
-            "--stages", str(number), "--out", f"{at['figures']}/{name}/{which}",
+            "--stages", str(number), "--out", f"{at['figures']}/{name}{'' if which == 'chexpercept' else '-' + which}",
             "--keep", f"{at['stored']}/{name}/{which}", "--resume", "--empty-is-absent", *alone,
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.run import ROWS
 from training.stages import STATE
 from xflow_core.domain.errors import CallError
 from xflow_core.export.files import write_whole
@@ -65,12 +66,14 @@ def run(arguments: argparse.Namespace) -> None:
 @dataclass(frozen=True)
 class Run:
     """One seed's run. seconds: by stage; whole: from its first stage's beginning to its last one's end. measured: by
-    policy. table_2: lines of the measured rows, the header first. logs: by policy."""
+    policy, and of the segmenter. table_2: lines of the measured rows, the header first. evaluated: by such a row's
+    bundle. logs: by policy."""
 
     seconds: Mapping[str, float]
     whole: float
     measured: Mapping[str, Measured]
     table_2: Sequence[Sequence[str]]
+    evaluated: Mapping[str, Measured]
     logs: Mapping[str, Sequence[Mapping[str, Any]]]
 
     @classmethod
@@ -89,6 +92,8 @@ class Run:
             }
             table = folder / "figures" / "tables" / "table_2.csv"
             lines = list(csv.reader(table.read_text().splitlines())) if table.is_file() else []
+            figures = {name: folder / "figures" / name / "metrics.json" for name in ROWS}
+            evaluated = {name: json.loads(path.read_text()) for name, path in figures.items() if path.is_file()}
         except (OSError, ValueError, KeyError) as problem:
             raise CallError(f"{folder} holds no finished run of the miniature: {problem}.") from None
         kept = [line for line in lines[1:] if line[1].startswith("measured")]
@@ -98,6 +103,7 @@ class Run:
             - min(each["began"] for each in state.values()),
             measured,
             [*lines[:1], *kept] if lines else [],
+            evaluated,
             logs,
         )
 
@@ -166,6 +172,12 @@ def _recalls(measured: Mapping[str, Measured]) -> tuple[str, bool]:
     return ", ".join(told), holds
 
 
+def _cases(measured: Mapping[str, Measured]) -> tuple[str, bool]:
+    of = [measured[name] for name in ("pi_init_sft", "pi_rev_sft")]
+    told = [f"{each['rows']} on {each['radiographs']} radiographs" for each in of]
+    return f"questions: {told[0]}; starting masks: {told[1]}", all(each["rows"] >= 600 for each in of)
+
+
 def _first_click(measured: Mapping[str, Measured]) -> tuple[str, bool]:
     gain, error = measured[SEGMENTER]["gains"]["first_click"]
     return f"{gain:+.4f} ± {error:.4f}", gain > 2 * error
@@ -214,6 +226,7 @@ def _clicked(measured: Mapping[str, Measured]) -> tuple[str, bool]:
 
 
 CLAIMS = (
+    Claim("all", "at least 600 cases of D_eval", _cases),
     Claim("F_seg", "an oracle's first click helps, by two standard errors", _first_click),
     Claim("pi_init, SFT", "lung IoU at least 0.90", _at_least("pi_init_sft", "greedy/all/lung_iou", 0.9)),
     Claim("pi_init, SFT", "presence F1 at least 0.80", _at_least("pi_init_sft", "greedy/all/f1", 0.8)),
@@ -249,7 +262,6 @@ def _findings(measured: Measured) -> list[str]:
 
 
 def page(runs: Sequence[Run]) -> str:
-    init, revision = (runs[0].measured[name] for name in ("pi_init_sft", "pi_rev_sft"))
     parts = [
         "# The paper's training, reproduced in miniature",
         "",
@@ -266,9 +278,6 @@ def page(runs: Sequence[Run]) -> str:
         "",
         "## What had to be shown",
         "",
-        f"On D_eval: {init['rows']} questions on {init['radiographs']} radiographs for pi_init,",
-        f"{revision['rows']} starting masks for pi_rev (the first run's).",
-        "",
         *claims(runs),
         "",
         "## Table 2 at this scale",
@@ -278,7 +287,13 @@ def page(runs: Sequence[Run]) -> str:
         "",
     ]
     for number, one in enumerate(runs):
-        parts += [*([f"Run {number + 1}:", ""] if len(runs) > 1 else []), *table_2(one), ""]
+        parts += [
+            *([f"Run {number + 1}:", ""] if len(runs) > 1 else []),
+            *table_2(one),
+            "",
+            *table_2_by_finding(one),
+            "",
+        ]
     parts += ["## By finding", "", "Greedy, and sampled at temperature 1; nothing constrains what is written.", ""]
     for number, one in enumerate(runs):
         parts += [
@@ -365,6 +380,18 @@ def table_2(one: Run) -> list[str]:
             cells.append(f"{float(value):.3f}{between}" if value else "")
         lines.append(cells)
     return _table(lines)
+
+
+def table_2_by_finding(one: Run) -> list[str]:
+    lines = [["bundle", "finding", "n (positive)", "gIoU", "cIoU", "F1"]]
+    for name, of in one.evaluated.items():
+        for finding, found in of["by_finding"].items():
+            cells = [name, finding, f"{found['n']} ({found['n_positive']})"]
+            for measure in ("gIoU", "cIoU", "F1"):
+                low, high = found["intervals"][measure]
+                cells.append(f"{found[measure]:.3f} ({low:.3f} to {high:.3f})")
+            lines.append(cells)
+    return _table(lines) if len(lines) > 1 else []
 
 
 def _shown(value: Any) -> str:

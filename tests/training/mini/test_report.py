@@ -36,7 +36,7 @@ def measured() -> dict[str, dict[str, Any]]:
     hows["random_clicks"]["all"]["gain"] = [-0.03, 0.004]
     hows["second_pass"]["all"]["gain"] = [0.0, 0.001]
     beside = {"random_clicks": [0.05, 0.006], "second_pass": [0.02, 0.004]}
-    rev = {"rows": 300, "radiographs": 60, **hows, "beside": beside}
+    rev = {"rows": 640, "radiographs": 60, **hows, "beside": beside}
     rev_rl = copy.deepcopy(rev)
     rev_rl["greedy"]["all"] |= {"gain": [0.04, 0.004], "worsened": 0.05}
     rev_rl["greedy"]["all"]["clicked"] |= {"gain": [0.06, 0.005], "worsened": 0.1}
@@ -64,6 +64,10 @@ def write_run(folder: Path, figures: dict[str, dict[str, Any]]) -> Path:
         "XFlow,published,0.9,,,0.9,0.9\n"
         'XFlow,"measured, n = 770 CheXpercept",0.61,0.57,0.65,0.6,0.8\n'
     )
+    (folder / "figures" / "xflow").mkdir()
+    intervals = {"gIoU": [0.5, 0.7], "cIoU": [0.5, 0.8], "F1": [0.7, 0.9]}
+    found = {"n": 400, "n_positive": 90, "gIoU": 0.6, "cIoU": 0.65, "F1": 0.8, "intervals": intervals}
+    (folder / "figures" / "xflow" / "metrics.json").write_text(json.dumps({"by_finding": {"effusion": found}}))
     return folder
 
 
@@ -90,10 +94,11 @@ def test_every_claim_is_there_with_its_figure_and_whether_it_holds(tmp_path: Pat
     held = [
         row
         for row in page.splitlines()
-        if row.startswith(("| pi_", "| F_seg")) and row.endswith(("| yes |", "| **no** |"))
+        if row.startswith(("| pi_", "| F_seg", "| all")) and row.endswith(("| yes |", "| **no** |"))
     ]
     assert len(held) == len(report.CLAIMS) and sum("**no**" in row for row in held) == 1
     assert "| XFlow | 770 CheXpercept | 0.610 (0.570 to 0.650) | 0.600 | 0.800 |" in page
+    assert "| xflow | effusion | 400 (90) | 0.600 (0.500 to 0.700) | 0.650 (0.500 to 0.800) | 0.800 (" in page
     assert "published" not in page
     assert (tmp_path / "docs" / "images" / "reproduction-curves.png").stat().st_size > 1000
 
