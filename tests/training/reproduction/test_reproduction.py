@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from training.policies.grpo import grpo_trainer, train_grpo
 from training.policies.measure import Player, measure_init
 from training.policies.models import load_to_train
 from training.policies.rewards import box_reward, gain_reward, repetition_reward
-from training.policies.settings import LoraSettings
+from training.policies.settings import FromScratch, LoraSettings
 from training.policies.sft import RunSettings, teachable, train_sft
 from training.policies.targets import InitTarget
 from training.policies.train import rows_of
@@ -223,8 +223,8 @@ def test_two_processes_teach_what_one_does_and_play_together(sets: Path, tmp_pat
     asked = yaml.safe_load(MINI.read_text())
     asked["policies"]["lora"] = {"r": LORA.r, "alpha": LORA.alpha, "whole": False}
     helped = asked["policies"]["init_sft"]
-    helped |= {"batch": 8, "warmup": 0}
-    del helped["from_scratch"]  # as MedGemma is trained
+    # As MedGemma is trained.
+    helped |= {"batch": 8, "warmup": 0, "from_scratch": asdict(FromScratch())}
     asked["policies"]["init_rl"] |= {"batch": 32, "answer_tokens": 40}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(asked))
