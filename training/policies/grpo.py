@@ -34,7 +34,7 @@ from training.policies.models import choose_trained
 from training.policies.pictures import rollouts
 from training.policies.settings import RlSettings
 from training.policies.sft import RunSettings, arguments_of, not_empty
-from training.runs import FiniteSteps, StopWhenConstant, beginning, memory_told
+from training.trainers import FiniteSteps, StopWhenConstant, beginning, memory_told
 from xflow_core.policies.medgemma_model import MedGemma
 
 _SHOWN = 6  # rollouts in a picture

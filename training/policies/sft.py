@@ -28,7 +28,7 @@ from training.policies.from_scratch import FromScratchLoss, KeepHead
 from training.policies.models import TOWER, in_tower
 from training.policies.settings import SftSettings, accumulation
 from training.policies.targets import InitTarget
-from training.runs import FiniteSteps, beginning, memory_told
+from training.trainers import FiniteSteps, beginning, memory_told
 from xflow_core.domain.errors import CallError, RadiographError, ValueRefused
 
 LOG = logging.getLogger(__name__)

@@ -21,11 +21,11 @@ from transformers.integrations import TensorBoardCallback
 
 from training.curation.paper import RevisionSettings
 from training.policies.settings import accumulation
-from training.runs import FiniteSteps, beginning, memory_told
 from training.segmenter.checks import Checks, sheet
 from training.segmenter.examples import Examples, collated
 from training.segmenter.network import PromptedTracker, averages, parameter_groups
 from training.segmenter.settings import SegmenterTraining
+from training.trainers import FiniteSteps, beginning, memory_told
 from xflow_core import NOT_FOR_CLINICAL_USE
 from xflow_core.domain.errors import CallError
 from xflow_core.export.files import write_whole

@@ -24,7 +24,7 @@ from training.policies.grpo import grpo_trainer, train_grpo
 from training.policies.models import load_to_train
 from training.policies.settings import LoraSettings, RlSettings, SftSettings, accumulation
 from training.policies.sft import RunSettings, teachable, train_sft
-from training.runs import StopWhenConstant, last_checkpoint
+from training.trainers import StopWhenConstant, last_checkpoint
 from xflow_core.domain import rle
 from xflow_core.domain.errors import BundleError, CallError, EngineError
 from xflow_core.domain.geometry import Box, Point

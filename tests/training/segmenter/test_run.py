@@ -29,10 +29,10 @@ from training.curation.paper import PAPER, Settings
 from training.curation.sources.masks import read_mask
 from training.curation.sources.problems import Problems
 from training.policies.settings import accumulation
-from training.runs import last_checkpoint
 from training.segmenter.examples import Examples, marked_radiographs
 from training.segmenter.measure import gains
 from training.segmenter.trainer import RunSettings, SegmenterTrainer, train_segmenter
+from training.trainers import last_checkpoint
 from xflow_core.bundles.foundation_backend import quiet_transformers
 from xflow_core.bundles.loading import load_engine
 from xflow_core.bundles.make import FoundationParts, ModelSource, make_bundle
