@@ -250,7 +250,7 @@ def test_two_processes_teach_what_one_does_and_play_together(sets: Path, tmp_pat
 def launched(command: Sequence[str]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.returncode == 0, ended.stderr[-9000:]
 
 
 # pi_rev ------------------------------------------------------------------------------------------------------------

@@ -195,10 +195,18 @@ def test_two_processes_teach_what_one_does(base: Path, sets: Sets, settings: Set
     ended = subprocess.run(
         [*launch, *map(str, common), "--out", str(tmp_path / "two")], capture_output=True, text=True, timeout=280
     )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.returncode == 0, ended.stderr[-9000:]
     start, one, two = at_first(base), weights(tmp_path / "one"), weights(tmp_path / "two")
     moved = max(float((one[name] - start[name]).abs().max()) for name in one)
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 0.1 * moved
+
+
+def test_processes_that_find_problems_in_one_folder_do_not_take_each_others_file(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    with Problems(path) as one, Problems(path) as other:
+        one.add("image_missing", "a.jpg", "1")
+        other.add("image_missing", "a.jpg", "1")
+    assert len(path.read_text().splitlines()) == 1 and not list(tmp_path.glob(".*"))
 
 
 # Stopping and going on.

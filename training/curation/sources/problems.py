@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
@@ -140,8 +141,8 @@ class Problems:
 
 
 def _part_of(path: Path) -> TextIO:
-    """A hidden file beside ``path``, until it may have the name."""
+    """A hidden file beside ``path``, until it may have the name. One each: a training's processes share a folder."""
     try:
-        return open(path.with_name(f".{path.name}.part"), "w", encoding="utf-8")
+        return open(path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.part"), "w", encoding="utf-8")
     except OSError as problem:
         raise NotWritten(f"{path} cannot be written: {problem.strerror or problem}.") from problem
