@@ -171,7 +171,7 @@ class RevisionEpisodes:
     def __init__(
         self, radiographs: Radiographs, tokens: Tokens, segmenter: PromptableSegmenter, answer_tokens: int = 64
     ) -> None:
-        self._radiographs, self._tokens, self._segmenter = radiographs, tokens, segmenter
+        self._radiographs, self._tokens, self.segmenter = radiographs, tokens, segmenter
         self.answer_tokens = answer_tokens
 
     def begin(self, row: Mapping[str, Any]) -> RevisionEpisode:
@@ -186,7 +186,7 @@ class RevisionEpisodes:
                 asked.setdefault(id(episode.image), []).append((number, prompt))
         for group in asked.values():
             image = episodes[group[0][0]].image
-            found = self._segmenter.segment(image, [prompt for _, prompt in group])
+            found = self.segmenter.segment(image, [prompt for _, prompt in group])
             for (number, _), prediction in zip(group, found, strict=True):
                 episode = episodes[number]
                 episode.current = prediction

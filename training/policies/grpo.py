@@ -57,8 +57,13 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
         self._inside = 0.0
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        begun, self._inside = time.perf_counter(), 0.0
         self._rows = [json.loads(entry["row"]) for entry in inputs]
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        # Radiographs, tokens, pictures, the segmenter, rewards: all of a step that is not the policy's own work. The
+        # update that follows is the policy's.
+        outside = time.perf_counter() - begun - self._inside
+        self._metrics["train" if self.model.training else "eval"]["seconds_outside_policy"].append(outside)
         return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -119,13 +124,8 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
         return found
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        begun, self._inside = time.perf_counter(), 0.0
         prepared = super()._prepare_inputs(generation_batch)
         self._choose()
-        # Radiographs, tokens, pictures, the segmenter, rewards: all of a step that is not the policy's own work. The
-        # update that follows is the policy's.
-        outside = time.perf_counter() - begun - self._inside
-        self._metrics["train" if self.model.training else "eval"]["seconds_outside_policy"].append(outside)
         return prepared
 
     def create_optimizer(self, *given: Any, **named: Any) -> Any:

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
         engine: Any = load_engine(arguments.bundle, "auto")
         most = settings.policies.rev_rl.answer_tokens
         episodes = RevisionEpisodes(radiographs, tokens, engine.segmenter, most)
-        found, lines = measure_revision(asked, episodes, player, engine.segmenter, settings.revision)
+        found, lines = measure_revision(asked, episodes, player, settings.revision)
     told = {
         "notice": "not for clinical use",
         "role": arguments.role,
@@ -279,7 +279,6 @@ def measure_revision(
     rows: Sequence[Mapping[str, Any]],
     episodes: RevisionEpisodes,
     player: Player,
-    segmenter: PromptableSegmenter,
     settings: RevisionSettings,
 ) -> tuple[dict[str, Any], list[list[np.ndarray]]]:
     """Greedy and sampled (top-p 0.95), and what clicks are worth that no policy chose: as many random ones as the
@@ -295,26 +294,19 @@ def measure_revision(
             title = f"{how}, {rows[index]['finding']}"
             lines.append(revision_tiles(played[index], title, settings.clicks + 1))
     rng = np.random.default_rng(0)
-    scores["random_clicks"] = []
-    for row, made in zip(rows, scores["greedy"], strict=True):
-        episode = episodes.begin(row)
-        for _ in range(made.clicks):
-            _click(episode, _random(episode, rng), segmenter)
-        scores["random_clicks"].append(_revised(row, episode))
-    scores["second_pass"] = []
-    for row in rows:
-        episode = episodes.begin(row)
-        _segment(episode, segmenter)
-        scores["second_pass"].append(_revised(row, episode))
-    scores["oracle"] = []
-    for row in rows:
-        episode = episodes.begin(row)
-        while len(episode.clicks) < settings.clicks:
-            click = oracle_click(episode.current.mask, episode.truth, episode.clicks, settings.guard_px)
-            if click is None:
-                break
-            _click(episode, click, segmenter)
-        scores["oracle"].append(_revised(row, episode))
+    for how in ("random_clicks", "second_pass", "oracle"):
+        scores[how] = []
+        for row, greedy in zip(rows, scores["greedy"], strict=True):
+            episode = episodes.begin(row)
+            if how == "random_clicks":
+                for _ in range(greedy.clicks):
+                    _segment(episode, episodes.segmenter, _random(episode, rng))
+            elif how == "second_pass":
+                _segment(episode, episodes.segmenter)
+            else:
+                while len(episode.clicks) < settings.clicks and (made := _oracle(episode, settings)) is not None:
+                    _segment(episode, episodes.segmenter, made)
+            scores[how].append(_revised(row, episode))
     found = {how: by_finding(of, gains) for how, of in scores.items()}
     found["beside"] = {
         how: _mean([(own.image, own.gain - s.gain) for own, s in zip(scores["greedy"], scores[how], strict=True)])
@@ -323,14 +315,14 @@ def measure_revision(
     return found, lines
 
 
-def _click(episode: RevisionEpisode, click: Click, segmenter: PromptableSegmenter) -> None:
-    episode.clicks.append(click)
-    _segment(episode, segmenter)
-
-
-def _segment(episode: RevisionEpisode, segmenter: PromptableSegmenter) -> None:
+def _segment(episode: RevisionEpisode, segmenter: PromptableSegmenter, *clicks: Click) -> None:
+    episode.clicks += clicks
     prompt = Prompt(episode.box, tuple(episode.clicks), episode.current)
     (episode.current,) = segmenter.segment(episode.image, [prompt])
+
+
+def _oracle(episode: RevisionEpisode, settings: RevisionSettings) -> Click | None:
+    return oracle_click(episode.current.mask, episode.truth, episode.clicks, settings.guard_px)
 
 
 def _random(episode: RevisionEpisode, rng: np.random.Generator) -> Click:
