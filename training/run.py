@@ -5,7 +5,7 @@
 can be run by hand:
 
     sets -> check -> splits -> instructions -> segmenter -> trajectories -> pi_init by SFT, by RL
-         -> pi_rev by SFT, by RL -> bundles -> measures -> evaluation
+         -> pi_rev by SFT, by RL -> bundles, measures and evaluation of each, as soon as it is there
 
 What is done stands in ``WORK/state.json``; a run that was stopped goes on, trainings from their newest checkpoint.
 ``--only`` and ``--skip`` choose stages; ``--from`` does a stage and all after it anew. With ``--jobs 2`` stages that do
@@ -46,7 +46,8 @@ class Story:
     made: nothing is given, all is made: sets, base, segmenter. per_device: for pi_init's and pi_rev's SFT and RL.
     measured: rows of D_eval on which each policy's own figures are measured. radiographs: that F_seg takes at once.
     studies, reviewed, elsewhere, picture: of the miniature (side in pixels). revised: radiographs of D_SFT whose
-    trajectories are made, 0 for all. jobs: stages side by side.
+    trajectories are made, 0 for all. jobs: stages side by side. players: processes in which pi_rev's RL, the last
+    training, plays where no launcher is given.
     """
 
     config: Path
@@ -62,6 +63,7 @@ class Story:
     picture: int = 0
     revised: int = 0
     jobs: int = 1
+    players: int = 1
     external: bool = False
     save_every: int = 500
 
@@ -85,6 +87,7 @@ STORIES = {
         picture=96,
         revised=2000,
         jobs=2,
+        players=2,
         save_every=100,
     ),
 }
@@ -163,13 +166,19 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
     def training(*words: str) -> tuple[str, ...]:
         return (sys.executable, *TRAINING, *words)
 
-    def launched(*words: str) -> tuple[str, ...]:
-        return (*(shlex.split(arguments.launch) or (sys.executable,)), *TRAINING, *words, "--resume")
+    def launched(*words: str, processes: int = 1) -> tuple[str, ...]:
+        how: tuple[str, ...] = (*(shlex.split(arguments.launch) or (sys.executable,)), *TRAINING)
+        if processes > 1 and not arguments.launch:
+            several = ("--standalone", "--nproc_per_node", str(processes))
+            # Behind "--", or torch would take --start for its own.
+            how = (sys.executable, "-m", "torch.distributed.run", *several, "-m", "--", TRAINING[-1])
+        return (*how, *words, "--resume")
 
-    def policy(name: str, which: int, *words: str) -> tuple[str, ...]:
+    def policy(name: str, which: int, *words: str, processes: int = 1) -> tuple[str, ...]:
         many = str(story.per_device[which])
         shown = ("--per-device", many, "--save-every", str(story.save_every), "--tensorboard")
-        return launched("train-policy", name, *sets, *words, *language, *config, *seed, *shown)
+        asked = ("train-policy", name, *sets, *words, *language, *config, *seed, *shown)
+        return launched(*asked, processes=processes)
 
     def bundle(name: str, *words: str) -> tuple[str, ...]:
         findings = [word for finding in story.findings for word in ("--finding", finding)]
@@ -182,12 +191,26 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
 
     asked = {"chexpercept": at["d-eval"], **({"chexlocalize": at["chexlocalize"]} if story.external else {})}
 
+    def answered(row: str, which: str) -> str:
+        return row if which == "chexpercept" else f"{row}-{which}"
+
     def evaluate(name: str, number: int, which: str) -> tuple[str, ...]:
         return training(
             "evaluate", "--set", f"{asked[which]}/set.jsonl", "--bundle", f"{at['bundles']}/{name}",
-            "--stages", str(number), "--out", f"{at['figures']}/{name}{'' if which == 'chexpercept' else '-' + which}",
+            "--stages", str(number), "--out", f"{at['figures']}/{answered(name, which)}",
             "--keep", f"{at['stored']}/{name}/{which}", "--resume", "--empty-is-absent", *alone,
         )  # fmt: skip
+
+    def evaluated(number: int) -> list[tuple[str, ...]]:
+        return [evaluate(row, many, which) for row, many in ROWS.items() if many == number for which in asked]
+
+    def bundled(number: int) -> tuple[str, ...]:
+        return tuple(f"bundles/{row}" for row, many in ROWS.items() if many == number)
+
+    def kept(number: int) -> tuple[str, ...]:
+        rows = [row for row, many in ROWS.items() if many == number]
+        figures = [f"figures/{answered(row, which)}" for row in rows for which in asked]
+        return (*(f"stored/{row}" for row in rows), *figures)
 
     def measure(role: str, name: str, *words: str) -> tuple[str, ...]:
         out = ("--out", f"{at['measured']}/{name}.json", "--pictures", f"{at['measured']}/{name}.png")
@@ -244,16 +267,19 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
             policy("rev-sft", 2, *clicks, "--start", at["pi_init_sft"], "--out", at["pi_rev_sft"]),
         ), ("pi_rev_sft",), ("init-sft", "trajectories")),
         Stage("rev-rl", "pi_rev by RL, with F_seg in the loop (4.4)", (
-            policy("rev-rl", 3, *clicks, "--start", at["pi_rev_sft"], "--out", at["pi_rev"], "--bundle", frozen),
+            policy(
+                "rev-rl", 3, *clicks, "--start", at["pi_rev_sft"], "--out", at["pi_rev"], "--bundle", frozen,
+                processes=story.players,
+            ),
         ), ("pi_rev",), ("rev-sft",)),
-        Stage("bundles", "what the rows of Table 2 answer with", (
+        Stage("bundles-init", "what the rows of Table 2 answer with in which pi_init is alone", (
             bundle("xflow-1-sft", "--init-adapter", at["pi_init_sft"]),
             bundle("xflow-1-rl", "--init-adapter", at["pi_init"]),
+        ), bundled(1), ("segmenter", "init-rl")),
+        Stage("bundles-rev", "and those in which pi_rev follows", (
             bundle("xflow-2-sft", "--init-adapter", at["pi_init"], "--revision-adapter", at["pi_rev_sft"]),
             bundle("xflow", "--init-adapter", at["pi_init"], "--revision-adapter", at["pi_rev"]),
-        ), tuple(f"bundles/{name}" for name in ("xflow-1-sft", "xflow-1-rl", "xflow-2-sft", "xflow")), (
-            "init-rl", "rev-rl",
-        )),
+        ), bundled(2), ("init-rl", "rev-rl")),
         Stage("measure-init", "pi_init by itself: greedy, sampled, by finding, and without the right picture", (
             measure("init", "pi_init_sft", *rows),
             measure("init", "pi_init", *rows),
@@ -271,14 +297,17 @@ def stages_of(arguments: argparse.Namespace) -> list[Stage]:
         Stage("measure-rev", "pi_rev after RL: the same", (
             measure("rev", "pi_rev", *clicks, "--bundle", frozen),
         ), ("measured/pi_rev.json",), ("rev-rl",)),
-        Stage("evaluation", "D_eval, answered by every row of Table 2 (5.2)", (
+        Stage("evaluation-init", "D_eval, answered by the rows of Table 2 in which pi_init is alone (5.2)", (
             training("evaluation-set", *sets, "--splits", at["splits"], "--out", at["d-eval"], *config),
             *([training("chexlocalize-set", *sets, "--out", at["chexlocalize"], *config)] if story.external else []),
-            *(evaluate(row, number, which) for row, number in ROWS.items() for which in asked),
+            *evaluated(1),
+        ), ("d-eval", *(["chexlocalize"] if story.external else []), *kept(1)), ("bundles-init",)),
+        Stage("evaluation", "D_eval, answered by the others; the tables", (
+            *evaluated(2),
             training(
                 "tables", *(word for name, folder in asked.items() for word in ("--set", f"{name}={folder}/set.jsonl")),
                 "--predictions", at["stored"], "--compare", "xflow", "--out", f"{at['figures']}/tables",
             ),
-        ), ("d-eval", *(["chexlocalize"] if story.external else []), "stored", "figures"), ("bundles",)),
+        ), (*kept(2), "figures/tables"), ("evaluation-init", "bundles-rev")),
     ]  # fmt: skip
     return stages

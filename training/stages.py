@@ -149,7 +149,7 @@ def told(command: Sequence[str]) -> str:
 
 def _meant(command: str) -> str:
     """What a command that is told asks for, however it is launched."""
-    return command.partition(" -m ")[2] or command
+    return command.rpartition(" -m ")[2].removeprefix("-- ")
 
 
 class State:

@@ -30,7 +30,8 @@ def paper(out: Path, *words: str) -> argparse.Namespace:
 def test_both_stories_tell_the_papers_stages_in_their_order(tmp_path: Path) -> None:
     told = [
         "check", "splits", "instructions", "segmenter", "trajectories", "init-sft", "init-rl", "rev-sft", "rev-rl",
-        "bundles", "measure-init", "measure-segmenter", "measure-rev-sft", "measure-rev", "evaluation",
+        "bundles-init", "bundles-rev", "measure-init", "measure-segmenter", "measure-rev-sft", "measure-rev",
+        "evaluation-init", "evaluation",
     ]  # fmt: skip
     assert [stage.name for stage in run.stages_of(paper(tmp_path))] == told
     assert [stage.name for stage in run.stages_of(arguments("mini", "--out", str(tmp_path)))] == ["sets", "base", *told]

@@ -120,8 +120,9 @@ def revise(
     settings: RevisionSettings,
     rngs: Sequence[np.random.Generator],
 ) -> list[Trajectory | None]:
-    """The trajectories of true components on one radiograph; for one that clicks without improving its mask None, or
-    the mask that it begins with and no click (``settings.left_alone``).
+    """The trajectories of true components on one radiograph, up to the last click that is worth showing
+    (``settings.least_gain``); for one that clicks without improving its mask None, or the mask that it begins with and
+    no click (``settings.left_alone``).
 
     The segmenter is asked once for all boxes, and once a turn for all that are not finished.
 
@@ -150,12 +151,19 @@ def revise(
     made: list[Trajectory | None] = []
     for (box, _), truth, held, clicked, rng in zip(begun, truths, masks, clicks, rngs, strict=True):
         ious = tuple(mask_iou(mask, truth) for mask in held)
-        if not clicked or ious[-1] > ious[0]:
-            made.append(Trajectory(box, tuple(held), tuple(clicked), ious))
+        end = _worth(ious, settings.least_gain)
+        if not clicked or (end and ious[end] > ious[0]):
+            made.append(Trajectory(box, tuple(held[: end + 1]), tuple(clicked[:end]), ious[: end + 1]))
         else:
             shown = rng.random() < settings.left_alone
             made.append(Trajectory(box, (held[0],), (), ious[:1]) if shown else None)
     return made
+
+
+def _worth(ious: Sequence[float], least_gain: float) -> int:
+    """Up to which click a trajectory is worth showing (``settings.least_gain``)."""
+    best = max(ious)
+    return len(ious) - 1 if not least_gain else next(end for end, iou in enumerate(ious) if best - iou < least_gain)
 
 
 def _segment(segmenter: PromptableSegmenter, image: EncodedRadiograph, prompts: Sequence[Prompt]) -> list[Prediction]:

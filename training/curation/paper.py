@@ -59,7 +59,8 @@ class RevisionSettings:
     """Algorithm 1's numbers. guard_px: on the 1024-pixel frame. starts: starting states for RL, a component.
 
     left_alone: share of the trajectories that click without improving their masks which are shown all the same, as a
-    mask that is to be left as it is; 0 drops them all, as A.3 says.
+    mask that is to be left as it is; 0 drops them all, as A.3 says. least_gain: IoU. A trajectory ends with the first
+    mask to which its later clicks add less, and improves where it has a click then; 0 shows every click, as A.3 does.
     """
 
     clicks: int
@@ -67,6 +68,7 @@ class RevisionSettings:
     jitter: float
     starts: int
     left_alone: float = 0.0
+    least_gain: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from typing import Any
 
@@ -25,13 +26,14 @@ from datasets import Dataset
 from peft import PeftModel
 from PIL import Image
 from transformers import TrainerCallback
-from transformers.integrations import TensorBoardCallback
+from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from trl import GRPOConfig, GRPOTrainer
 
 from training.policies.dialogues import Tokens, Turn
 from training.policies.episodes import Episodes
 from training.policies.models import choose_trained
 from training.policies.pictures import rollouts
+from training.policies.seen import SeenPictures
 from training.policies.settings import RlSettings
 from training.policies.sft import RunSettings, arguments_of, not_empty
 from training.trainers import FiniteSteps, StopWhenConstant, beginning, memory_told
@@ -51,6 +53,7 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
         # Any tool makes trl take the images and token types from prompt and completion together. It is never called.
         self.tools = [_no_tool]
         self.generation_config.max_new_tokens = episodes.answer_tokens
+        self.seen = SeenPictures(gemma)
         self._rows: list[dict[str, Any]] = []
         self.rollouts: list[Any] = []
         """The episodes that were played last."""
@@ -59,6 +62,7 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         begun, self._inside = time.perf_counter(), 0.0
         self._rows = [json.loads(entry["row"]) for entry in inputs]
+        self.seen.forget()
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
         # Radiographs, tokens, pictures, the segmenter, rewards: all of a step that is not the policy's own work. The
         # update that follows is the policy's.
@@ -256,7 +260,8 @@ def train_grpo(trainer: EpisodeGRPOTrainer, run: RunSettings, *, resume: bool = 
             not suffice.
     """
     newest = beginning(run.out, resume=resume)
-    with memory_told(run.per_device):
+    divided = trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled()
+    with memory_told(run.per_device), nullcontext() if divided else trainer.seen.used():
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     trainer.save_state()
     trainer.save_model()

@@ -31,6 +31,7 @@ from training.policies.episodes import Episodes, InitEpisode, InitEpisodes, Revi
 from training.policies.models import load_to_train
 from training.policies.pictures import chosen, init_tile, revision_tiles, sheet
 from training.policies.rewards import paired_iou
+from training.policies.seen import SeenPictures
 from training.policies.sft import teachable
 from training.policies.train import rows_of
 from xflow_core.bundles.loading import load_engine
@@ -113,12 +114,14 @@ class Player:
 
     def __init__(self, gemma: MedGemma, tokens: Tokens, batch: int, seed: int) -> None:
         self._gemma, self._tokens, self._batch, self._seed = gemma, tokens, batch, seed
+        self._seen = SeenPictures(gemma)
 
     def play(self, episodes: Episodes, each: Sequence[Any], *, sampled: bool, top_p: float = 1.0) -> None:
         """Play all of ``each`` to their ends."""
         torch.manual_seed(self._seed)
         for start in range(0, len(each), self._batch):
-            self._together(episodes, each[start : start + self._batch], sampled, top_p)
+            with self._seen.used():
+                self._together(episodes, each[start : start + self._batch], sampled, top_p)
 
     def _together(self, episodes: Episodes, group: Sequence[Any], sampled: bool, top_p: float) -> None:
         active = [_Playing(episode, [episode.opening], self._tokens.turns([episode.opening])[0]) for episode in group]

@@ -197,6 +197,26 @@ def test_or_it_shows_that_the_mask_is_to_be_left_as_it_is() -> None:
     assert dropped is not None and shown is not None and dropped.clicks == shown.clicks != ()
 
 
+def test_a_trajectory_may_end_where_its_later_clicks_add_too_little() -> None:
+    def shown(**changed: float) -> Any:
+        asked = replace(REVISION, **changed)
+        (made,) = revise(Brush(), None, [component()], asked, [np.random.default_rng(0)])  # type: ignore[arg-type]
+        return made
+
+    whole = shown()
+    best = max(whole.ious)
+    # Just too much for the first click that is left off, just enough for the last one that is shown.
+    end = next(end for end, iou in enumerate(whole.ious) if best - iou < 0.05)
+    cut = shown(least_gain=0.05)
+    assert 0 < end < len(whole.clicks)
+    assert (cut.clicks, cut.ious) == (whole.clicks[:end], whole.ious[: end + 1])
+    assert len(cut.masks) == end + 1 and cut.ious[-1] > best - 0.05 >= cut.ious[-2]
+    # One whose clicks all together add too little does not improve.
+    assert shown(least_gain=1.0) is None
+    left = shown(least_gain=1.0, left_alone=1.0)
+    assert left.clicks == () and left.ious == whole.ious[:1]
+
+
 def test_components_are_revised_side_by_side_as_they_would_be_alone() -> None:
     truths = [component(), np.roll(component(), (25, -20), (0, 1)), component()[::-1]]
     brush = Brush()

@@ -31,6 +31,7 @@ from xflow_core.domain.geometry import Box, Point
 from xflow_core.domain.instruction import parse_instruction
 from xflow_core.domain.trace import Click, LesionBox
 from xflow_core.policies.medgemma import MedGemmaRevisionPolicy, PolicySettings, load_policies
+from xflow_core.policies.medgemma_pictures import overlaid
 from xflow_core.policies.transcript import write_click
 from xflow_core.radiograph.encoded import EncodedRadiograph
 from xflow_core.segmenters.protocol import Prediction, Prompt
@@ -573,6 +574,12 @@ def test_in_an_update_of_several_parts_each_trajectory_keeps_its_own_pictures(
     assert max(together) == 2  # no more at once than the update takes
     assert len(updates) == 2 and sorted((many for each in updates for many in each), reverse=True) == [4, 4, 3, 2]
     assert checked >= 8
+    # Turns, reference and update ask for pictures that the frozen tower has looked at once.
+    (episode, *_) = trainer.rollouts
+    drawn = [overlaid(episode.square, mask) for each in trainer.rollouts for mask in each.masks]
+    different = {picture.tobytes() for picture in (episode.square, *drawn)}
+    in_the_update = sum(many for each in updates for many in each)
+    assert trainer.seen.encoded == len(different) < in_the_update < trainer.seen.asked
 
 
 def _spans(own: list[bool]) -> list[tuple[int, int]]:
