@@ -18,9 +18,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny_gemma import write_tiny_adapter, write_tiny_gemma
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from training.curation.paper import RevisionSettings
 from training.policies.dialogues import Radiographs, Tokens, init_dialogue, revision_dialogue
 from training.policies.episodes import InitEpisodes, RevisionEpisodes
 from training.policies.grpo import grpo_trainer, train_grpo
+from training.policies.measure import measure_revision
 from training.policies.models import load_to_train
 from training.policies.settings import LoraSettings, RlSettings, SftSettings, accumulation
 from training.policies.sft import RunSettings, teachable, train_sft
@@ -580,6 +582,55 @@ def test_in_an_update_of_several_parts_each_trajectory_keeps_its_own_pictures(
     different = {picture.tobytes() for picture in (episode.square, *drawn)}
     in_the_update = sum(many for each in updates for many in each)
     assert trainer.seen.encoded == len(different) < in_the_update < trainer.seen.asked
+
+
+# What clicks bring, measured -----------------------------------------------------------------------------------------
+
+
+class Twice(Rule):
+    """With no click it gives the mask back that it gave before."""
+
+    def segment(self, image: EncodedRadiograph, prompts: Sequence[Prompt]) -> list[Prediction]:
+        return [
+            super(Twice, self).segment(image, [prompt])[0] if prompt.clicks else Prediction(prompt.previous.mask)
+            for prompt in prompts
+            if prompt.previous is not None
+        ]
+
+
+def test_a_policys_clicks_are_measured_beside_random_ones_none_and_the_oracles(
+    base: Path, adapter: Path, folder: Path
+) -> None:
+    from xflow_core.policies.protocols import Done
+
+    _, _, tokens, radiographs = parts(base, adapter, folder, tower=False)
+    episodes = RevisionEpisodes(radiographs, tokens, Twice())
+    frame = radiographs.frame(radiographs.read("a.png"))
+
+    class Script:
+        """Greedy, it clicks rightly in the first case and stops in the second; sampled, it clicks wrongly in both."""
+
+        def play(self, episodes: RevisionEpisodes, each: Sequence[Any], *, sampled: bool, top_p: float) -> None:
+            wrong, right = (Click(polarity, Point(0.75, 0.4)) for polarity in ("negative", "positive"))
+            moves: list[list[Any]] = [[wrong], [wrong]] if sampled else [[right, Done()], [Done()]]
+            for episode, said in zip(each, moves, strict=True):
+                for move in said:
+                    episodes.move([episode], [tokens.pieces.encode(write_click(move, frame))])
+
+    settings = RevisionSettings(clicks=4, guard_px=25, jitter=0.1, starts=1)
+    player: Any = Script()
+    rows = [revision_row(0), revision_row(0) | {"finding": "effusion"}]
+    found, lines = measure_revision(rows, episodes, player, settings)
+    greedy, sampled = found["greedy"], found["sampled"]
+    assert greedy["all"]["gain"][0] == 0.25 and greedy["all"]["clicked"]["gain"][0] == 0.5
+    assert (greedy["all"]["improved"], greedy["all"]["worsened"], greedy["all"]["clicked"]["n"]) == (0.5, 0, 1)
+    assert greedy["effusion"]["gain"][0] == 0 and greedy["effusion"]["clicked"]["gain"] is None
+    assert sampled["all"]["gain"][0] == -0.5 and sampled["all"]["worsened"] == 1
+    assert found["random_clicks"]["all"]["clicks"][0] == 0.5  # as many as the policy made in that case
+    assert found["second_pass"]["all"]["gain"][0] == 0 and found["second_pass"]["all"]["clicks"][0] == 0
+    assert found["oracle"]["all"]["gain"][0] == 0.5 and found["oracle"]["all"]["clicks"][0] == 1
+    assert found["beside"]["second_pass"][0] == 0.25
+    assert len(lines) == 2 * len(greedy) - 2  # greedy and sampled, a line for each finding
 
 
 def _spans(own: list[bool]) -> list[tuple[int, int]]:
