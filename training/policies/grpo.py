@@ -64,10 +64,15 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
         self._rows = [json.loads(entry["row"]) for entry in inputs]
         self.seen.forget()
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        mode = "train" if self.model.training else "eval"
+        if self.scale_rewards == "batch":
+            # trl then calls a group constant when the whole batch is.
+            constant = self.accelerator.gather(scored["advantages"].abs() < 1e-6).float().mean().item()
+            self._metrics[mode]["frac_reward_zero_std"][-1] = constant
         # Radiographs, tokens, pictures, the segmenter, rewards: all of a step that is not the policy's own work. The
         # update that follows is the policy's.
         outside = time.perf_counter() - begun - self._inside
-        self._metrics["train" if self.model.training else "eval"]["seconds_outside_policy"].append(outside)
+        self._metrics[mode]["seconds_outside_policy"].append(outside)
         return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -231,7 +236,7 @@ def grpo_trainer(
         max_completion_length=episodes.answer_tokens,
         reward_weights=[weights.get(name, 1.0) for name in episodes.rewards],
         loss_type="grpo",
-        scale_rewards="group",
+        scale_rewards=settings.advantage,
         # A policy draws no pictures.
         generation_kwargs={"suppress_tokens": list(gemma.image_tokens)},
     )

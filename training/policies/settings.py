@@ -71,6 +71,8 @@ class RlSettings:
     """One column of Table 7. batch: effective, in generated completions. format_weight: of R_format in the sum.
 
     answer_tokens: the most that one answer takes; the paper gives no number. steps: as in :class:`SftSettings`.
+    advantage: by what a reward's distance from its group's mean is divided: the deviation within the ``group``, as GRPO
+    does, or in the whole ``batch``.
     """
 
     rate: float
@@ -86,8 +88,11 @@ class RlSettings:
     warmup: int = 0
     steps: int = 0
     answer_tokens: int = 512
+    advantage: str = "group"
 
     def __post_init__(self) -> None:
+        if self.advantage not in ("group", "batch"):
+            raise ValueError(f"advantage is {self.advantage!r}; it is 'group' or 'batch'")
         if self.generations < 2 or self.batch % self.generations:
             raise ValueError(
                 f"batch is {self.batch}; it is a multiple of generations, {self.generations}, two at least"

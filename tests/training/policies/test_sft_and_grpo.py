@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -434,6 +435,26 @@ def test_rl_that_was_stopped_goes_on_to_the_same_weights(
     train(halved, resume=True)
     expected, found = (load_file(out / "adapter_model.safetensors") for out in (whole, halved))
     assert moved(before, found) and not moved(expected, found)
+
+
+@pytest.mark.parametrize("advantage", ["group", "batch"])
+def test_groups_that_are_paid_the_same_are_counted_whatever_divides_the_advantage(
+    advantage: str, base: Path, adapter: Path, folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    model, gemma, tokens, radiographs = parts(base, adapter, folder, tower=False)
+    episodes = RevisionEpisodes(radiographs, tokens, Rule())
+    run = RunSettings(tmp_path, per_device=8, steps=1, log_every=1)
+    # One gains a half by its click, the other one nothing.
+    rows = Dataset.from_list([revision_row(0), revision_row(0) | {"masks": [rle.encode(TRUTH)]}])
+    settings = replace(RL, batch=8, advantage=advantage)
+    trainer = grpo_trainer(model, gemma, tokens, episodes, rows, settings, run)
+    click = tokens.pieces.encode(
+        write_click(Click("positive", Point(0.7, 0.4)), radiographs.frame(radiographs.read("a.png")))
+    )
+    monkeypatch.setattr(trainer, "_generate_single_turn", lambda ids, *_, **__: ([click] * len(ids), None))
+    train_grpo(trainer, run)
+    log = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    assert log["rewards/R_gain/mean"] == pytest.approx(0.25, abs=1e-6) and log["frac_reward_zero_std"] == 1
 
 
 def _first_turn(seen: dict[str, Any], gemma: Any) -> int:
