@@ -212,7 +212,7 @@ def measure_init(
         found[how] = by_finding(scores, init_figures)
         levels[how] = grouped(scores, init_figures, lambda score: score.level)
         if how != "shuffled":
-            shown_rows = shown_rows or chosen(played, [row["finding"] for row in rows], 3)
+            shown_rows = shown_rows or chosen(played, rows, 3)
             tiles = [init_tile(played[index], f"{how}, {rows[index]['finding']}") for index in shown_rows]
             lines += [tiles[start : start + 3] for start in range(0, len(tiles) - len(tiles) % 3, 3)]
     found["by_level"] = levels
@@ -293,7 +293,7 @@ def measure_revision(
         played = [episodes.begin(row) for row in rows]
         player.play(episodes, played, sampled=how == "sampled", top_p=0.95)
         scores[how] = [_revised(row, episode) for row, episode in zip(rows, played, strict=True)]
-        for index in chosen(played, [row["finding"] for row in rows], 2):
+        for index in chosen(played, rows, 2):
             title = f"{how}, {rows[index]['finding']}"
             lines.append(revision_tiles(played[index], title, settings.clicks + 1))
     rng = np.random.default_rng(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,15 +21,13 @@ _LUNG, _SAID, _TRUE = (0, 200, 0), (255, 70, 70), (255, 220, 0)
 _TILE, _BAND = 240, 22
 
 
-def chosen(episodes: Sequence[Any], findings: Sequence[str], each: int) -> list[int]:
-    """The first episodes of every finding, those with something to draw."""
-    return [
-        index
-        for finding in sorted(set(findings))
-        for index in [number for number, other in enumerate(findings) if other == finding and _drawn(episodes[number])][
-            :each
-        ]
-    ]
+def chosen(episodes: Sequence[Any], rows: Sequence[Mapping[str, Any]], each: int) -> list[int]:
+    """The first episodes of every finding, those with something to draw, each on another radiograph."""
+    first: dict[str, dict[str, int]] = {}
+    for index, (row, episode) in enumerate(zip(rows, episodes, strict=True)):
+        if _drawn(episode):
+            first.setdefault(row["finding"], {}).setdefault(row["image"], index)
+    return [index for _, of in sorted(first.items()) for index in list(of.values())[:each]]
 
 
 def _drawn(episode: Any) -> bool:

@@ -25,6 +25,7 @@ from training.policies.episodes import InitEpisodes, RevisionEpisodes
 from training.policies.grpo import grpo_trainer, train_grpo
 from training.policies.measure import measure_revision
 from training.policies.models import load_to_train
+from training.policies.pictures import chosen
 from training.policies.settings import LoraSettings, RlSettings, SftSettings, accumulation
 from training.policies.sft import RunSettings, teachable, train_sft
 from training.trainers import StopWhenConstant, last_checkpoint
@@ -652,6 +653,12 @@ def test_a_policys_clicks_are_measured_beside_random_ones_none_and_the_oracles(
     assert found["oracle"]["all"]["gain"][0] == 0.5 and found["oracle"]["all"]["clicks"][0] == 1
     assert found["beside"]["second_pass"][0] == 0.25
     assert len(lines) == 2 * len(greedy) - 2  # greedy and sampled, a line for each finding
+
+
+def test_pictures_show_each_finding_on_different_radiographs() -> None:
+    asked = [("opacity", "a"), ("opacity", "a"), ("effusion", "a"), ("opacity", "b"), ("opacity", "c")]
+    rows = [{"finding": finding, "image": image} for finding, image in asked]
+    assert chosen([object()] * 5, rows, 2) == [2, 0, 3]
 
 
 def _spans(own: list[bool]) -> list[tuple[int, int]]:
