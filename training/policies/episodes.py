@@ -6,6 +6,7 @@ tokens is never written at inference, where decoding is constrained to them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -45,12 +46,14 @@ class Episodes(Protocol):
     """Makes episodes of rows, and moves many of them on together.
 
     rewards: the names that every episode's rewards have. turns: the most that an episode has.
-    answer_tokens: the most that an answer has.
+    answer_tokens: the most that an answer has. segmenter_seconds: spent in the frozen segmenter; who asks may set it
+    to 0.
     """
 
     rewards: tuple[str, ...]
     turns: int
     answer_tokens: int
+    segmenter_seconds: float
 
     def begin(self, row: Mapping[str, Any]) -> Episode: ...
 
@@ -104,6 +107,7 @@ class InitEpisodes:
 
     rewards = ("R_box", "R_format", "R_rep")
     turns = 1
+    segmenter_seconds = 0.0
 
     def __init__(self, radiographs: Radiographs, tokens: Tokens, answer_tokens: int = 512) -> None:
         self.radiographs, self.answer_tokens = radiographs, answer_tokens
@@ -173,6 +177,7 @@ class RevisionEpisodes:
     ) -> None:
         self._radiographs, self._tokens, self.segmenter = radiographs, tokens, segmenter
         self.answer_tokens = answer_tokens
+        self.segmenter_seconds = 0.0
 
     def begin(self, row: Mapping[str, Any]) -> RevisionEpisode:
         return RevisionEpisode(row, self._radiographs)
@@ -186,7 +191,9 @@ class RevisionEpisodes:
                 asked.setdefault(id(episode.image), []).append((number, prompt))
         for group in asked.values():
             image = episodes[group[0][0]].image
+            begun = time.perf_counter()
             found = self.segmenter.segment(image, [prompt for _, prompt in group])
+            self.segmenter_seconds += time.perf_counter() - begun
             for (number, _), prediction in zip(group, found, strict=True):
                 episode = episodes[number]
                 episode.current = prediction

@@ -63,16 +63,18 @@ class EpisodeGRPOTrainer(FiniteSteps, GRPOTrainer):  # type: ignore[misc]
         begun, self._inside = time.perf_counter(), 0.0
         self._rows = [json.loads(entry["row"]) for entry in inputs]
         self.seen.forget()
+        self._episodes.segmenter_seconds = 0.0
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
         mode = "train" if self.model.training else "eval"
         if self.scale_rewards == "batch":
             # trl then calls a group constant when the whole batch is.
             constant = self.accelerator.gather(scored["advantages"].abs() < 1e-6).float().mean().item()
             self._metrics[mode]["frac_reward_zero_std"][-1] = constant
-        # Radiographs, tokens, pictures, the segmenter, rewards: all of a step that is not the policy's own work. The
-        # update that follows is the policy's.
-        outside = time.perf_counter() - begun - self._inside
-        self._metrics[mode]["seconds_outside_policy"].append(outside)
+        # Radiographs, tokens, pictures, rewards: what is neither the policy's nor the segmenter's work. The update that
+        # follows is the policy's.
+        outside = time.perf_counter() - begun - self._inside - self._episodes.segmenter_seconds
+        for name, seconds in (("outside_models", outside), ("segmenter", self._episodes.segmenter_seconds)):
+            self._metrics[mode][f"seconds_{name}"].append(seconds)
         return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:

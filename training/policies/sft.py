@@ -101,7 +101,7 @@ class DialogueSFTTrainer(FiniteSteps, SFTTrainer):  # type: ignore[misc]
             self._metrics["train"]["step_time"].append(begun - self._begun)
         self._begun = begun
         batches = super().get_batch_samples(*given, **named)
-        self._metrics["train"]["seconds_outside_policy"].append(time.perf_counter() - begun)
+        self._metrics["train"]["seconds_outside_models"].append(time.perf_counter() - begun)
         return batches
 
     def compute_loss(

@@ -202,7 +202,7 @@ def test_sft_moves_adapters_and_tower_at_their_rates_and_gives_an_adapter_that_r
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
     timed = [entry for entry in trainer.state.log_history if "step_time" in entry]
-    assert timed and all(0 < float(e["seconds_outside_policy"]) < float(e["step_time"]) for e in timed)
+    assert timed and all(0 < float(e["seconds_outside_models"]) < float(e["step_time"]) for e in timed)
     init = load_policies(base=base, adapters={"init": run.out}, settings={}, recipe=RECIPE, device="cpu").init
     image = radiographs.read("a.png")
     asked = parse_instruction("Segment the opacity in the left lung.")[0]
@@ -404,7 +404,9 @@ def test_revision_is_played_with_the_segmenter_in_the_loop(
     (board,) = (tmp_path / "runs").iterdir()
     events = EventAccumulator(str(board), size_guidance={"images": 0})
     events.Reload()
-    assert {"train/reward", "train/kl", "train/seconds_outside_policy"} <= set(events.Tags()["scalars"])
+    told = {"reward", "kl", "seconds_outside_models", "seconds_segmenter"}
+    assert {f"train/{name}" for name in told} <= set(events.Tags()["scalars"])
+    assert log["seconds_segmenter"] > 0 and 0 < log["seconds_outside_models"] < log["step_time"]
     (picture,) = events.Images("rollouts")
     # Four trajectories of at most five masks each.
     assert picture.height == 4 * (picture.width // 5 + 22)
